@@ -1,0 +1,176 @@
+"""The command line, `lowbit`. It imports no machine learning: models live in the kernels of the runs."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from helpers.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Low-Bit Reasoning: run a stage, run a study, look at results, build the book.",
+)
+Params = Annotated[
+    list[str] | None, typer.Option("-p", "--param", metavar="NAME=VALUE", help="A parameter; may be repeated.")
+]
+
+
+@app.command()
+def check() -> None:
+    """Check versions, stage templates, studies and disk space."""
+    from helpers import checks
+
+    problems = checks.problems()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        raise typer.Exit(1)
+    print("All is well.")
+
+
+@app.command()
+def run(stage: Annotated[str, typer.Argument(help="base, grpo, ptq, eval, pareto, ...")], param: Params = None) -> None:
+    """Run one stage with parameters, or find it done."""
+    from helpers import runs
+    from helpers.execute import execute
+
+    outcome = execute(stage, _pairs(param))
+    print(
+        f"{outcome.run_id}: {'already done' if outcome.state == 'skipped' else 'done'}, in {runs.shown(outcome.path)}"
+    )
+    for metric in runs.read(outcome.path).metrics:
+        print(f"  {_metric(metric)}")
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or its YAML file.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run.")] = False,
+    param: Params = None,
+) -> None:
+    """Run what is missing of a study; -p changes a parameter in every run that takes it."""
+    from helpers.schedule import run_study
+
+    if not run_study(name, jobs, dry_run, _pairs(param)):
+        raise typer.Exit(1)
+
+
+@app.command(hidden=True)
+def job(plan: Path, name: str) -> None:
+    """One run of a study's plan (Snakemake calls this)."""
+    from helpers import kernel, project
+    from helpers.schedule import run_job
+
+    kernel.die_with_parent(signal.SIGTERM)
+    os.chdir(project.root())
+    run_job(plan, name)
+
+
+@app.command()
+def table() -> None:
+    """Write runs/results.csv from the local runs."""
+    from helpers import runs
+    from helpers.report import table as report
+
+    print(runs.shown(report.write()))
+
+
+@app.command()
+def book() -> None:
+    """Build the book with published and local runs."""
+    from helpers.report import book as report
+
+    print(report.build())
+
+
+@app.command()
+def publish(refs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids or study/name.")]) -> None:
+    """Copy checked runs into the book."""
+    from helpers.report import publish as report
+
+    report.publish(refs)
+
+
+@app.command()
+def show(
+    ref: Annotated[str, typer.Argument(metavar="RUN", help="A run id, study/name, shipped name or folder.")],
+) -> None:
+    """Show what a run was made from and what came out."""
+    from helpers import runs
+
+    found = runs.load_parent(ref, what="run")
+    if (result := found.result) is None:
+        raise runs.RunError(f"{ref} is not a run of this project, so there is nothing to show.")
+    changes = " with uncommitted changes" if result.dirty else ""
+    lines = [
+        ("run", result.run_id),
+        ("name", f"{result.study}/{result.name}" if result.name else result.study),
+        ("folder", runs.shown(found.path)),
+        ("parents", ", ".join(result.parents) or "none"),
+        ("command", result.command),
+        ("made", f"{result.started}, {result.timings['wall_s']:.1f} s, {result.device}"),
+        ("code", f"{result.code}, commit {result.commit[:10]}{changes}"),
+    ]
+    lines += [("parameter", f"{name} = {value}") for name, value in result.parameters.items()]
+    lines += [("model", f"{name} = {value}") for name, value in result.model.items()]
+    if memory := result.memory:
+        kind = "packed" if memory.packed else "simulated"
+        lines.append(("memory", f"{memory.total_bytes:,} bytes, {memory.effective_bits:.2f} bits a weight, {kind}"))
+    lines += [("metric", _metric(metric)) for metric in result.metrics]
+    last = ""
+    for key, value in lines:
+        print(f"{'' if key == last else key:<10} {value}")
+        last = key
+
+
+def _metric(metric) -> str:
+    where = f" {metric.benchmark or metric.task}" if metric.benchmark or metric.task else ""
+    interval = f" [{metric.ci_low:.3g}, {metric.ci_high:.3g}]" if metric.ci_low is not None else ""
+    return f"{metric.metric}{where} = {metric.value:.4g}{interval} (n = {metric.n}, k = {metric.k})"
+
+
+def _pairs(given: list[str] | None) -> dict[str, str]:
+    """["bits=3"] -> {"bits": "3"}."""
+    pairs: dict[str, str] = {}
+    for item in given or []:
+        name, sign, value = item.partition("=")
+        if not sign or not name:
+            raise UserError(f"-p {item} is not allowed: write -p name=value.")
+        if name in pairs:
+            raise UserError(f"{name} is given twice: {pairs[name]} and {value}.")
+        pairs[name] = value
+    return pairs
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point: a user error is one sentence, and an exit code of 2 (bad input) or 1 (a failed run)."""
+    signal.signal(signal.SIGTERM, _interrupt)  # so that whoever ends us, a kernel is ended and staging removed
+    try:
+        app()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:  # `lowbit show X | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(f"{error.filename or 'A file'} cannot be used: {error.strerror or error}.", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Scores with their uncertainty, paired comparisons, and tables of them. Uses grading and `runs`; the report stands above it."""
+
+from helpers.evaluation.compare import Comparison, compare, comparisons, holm
+from helpers.evaluation.scores import Score, summarize
+from helpers.evaluation.tables import habits, levels, outcomes, store, table
+from helpers.evaluation.training import final_loss, training_metrics
+
+__all__ = [
+    "Comparison",
+    "Score",
+    "compare",
+    "comparisons",
+    "final_loss",
+    "habits",
+    "holm",
+    "levels",
+    "outcomes",
+    "store",
+    "summarize",
+    "table",
+    "training_metrics",
+]

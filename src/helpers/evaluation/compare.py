@@ -1,0 +1,95 @@
+"""Compare two models on the same problems.
+
+With one greedy reply each, only the problems on which the two disagree carry information: `gained` that the second alone
+solves and `lost` that the first alone solves. McNemar's exact test asks whether `lost` against `gained` is a fair coin.
+The interval of the difference is Wald's for paired shares. A table of comparisons is corrected with Holm's step-down rule.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import pandas as pd
+from scipy import stats
+
+from helpers.errors import UserError
+from helpers.runs import Metric, Result
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Second minus first, in shares of problems."""
+
+    difference: float
+    low: float
+    high: float
+    gained: int
+    lost: int
+    n: int
+    p_value: float
+
+
+def compare(first: Metric, second: Metric) -> Comparison:
+    """Paired comparison of two `accuracy` metrics.
+
+    Errors: `UserError` where a metric keeps no marks, has k > 1, or was measured on other problems.
+    """
+    for metric in (first, second):
+        if metric.k != 1 or "correct" not in metric.detail:
+            raise UserError(f"{metric.metric} with k = {metric.k} cannot be paired: give accuracy with k = 1 over the whole task.")
+    if first.detail["problems"] != second.detail["problems"]:
+        raise UserError(
+            f"the problems differ ({first.detail['problems']}, {second.detail['problems']}): evaluate both with the same task, n, "
+            "levels and problem seed."
+        )
+    pairs = list(zip(first.detail["correct"], second.detail["correct"], strict=True))
+    gained, lost, n = pairs.count(("0", "1")), pairs.count(("1", "0")), len(pairs)
+    difference = (gained - lost) / n
+    half = stats.norm.ppf(0.975) * sqrt(gained + lost - (gained - lost) ** 2 / n) / n
+    p_value = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    return Comparison(difference, max(-1.0, difference - half), min(1.0, difference + half), gained, lost, n, p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the given order."""
+    adjusted, running = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+def comparisons(evaluations: Sequence[Result], task: str) -> pd.DataFrame:
+    """Each evaluated model against the one that it was made from, corrected for the number of rows.
+
+    Which model that is, the recipes say: `base > grpo > rtn` is compared with `base > grpo` of the same name and seed. The verdict
+    is `higher` or `lower` where Holm's p is below 0.05, else `noise`.
+    """
+    scored = {}
+    for result in evaluations:
+        metric = next((m for m in result.metrics if m.metric == "accuracy" and m.benchmark == task), None)
+        if metric is not None:
+            about = result.model
+            scored[about["name"], about["recipe"], about["scheme"], result.seed] = metric
+    rows = []
+    for (name, recipe, scheme, seed), metric in scored.items():
+        before = recipe.rpartition(" > ")[0]
+        parents = [m for (n, r, _, s), m in scored.items() if (n, r, s) == (name, before, seed)]
+        if len(parents) == 1:
+            rows.append((name, recipe, scheme, seed, compare(parents[0], metric)))
+    adjusted = holm([c.p_value for *_, c in rows])
+    verdicts = ["noise" if p >= 0.05 else "higher" if c.difference > 0 else "lower" for (*_, c), p in zip(rows, adjusted, strict=True)]
+    return pd.DataFrame(
+        {
+            "model": [r[0] for r in rows],
+            "recipe": [r[1] for r in rows],
+            "scheme": [r[2] for r in rows],
+            "difference": [round(r[4].difference, 3) for r in rows],
+            "95 % interval": [f"{r[4].low:+.3f} to {r[4].high:+.3f}" for r in rows],
+            "gained": [r[4].gained for r in rows],
+            "lost": [r[4].lost for r in rows],
+            "n": [r[4].n for r in rows],
+            "p, Holm": [f"{p:.2g}" for p in adjusted],
+            "verdict": verdicts,
+        }
+    )

@@ -1,0 +1,28 @@
+"""Load, save, describe and measure models; the micro architecture and its tokenizer.
+
+`load` takes a run id, a shipped name, a folder or a hub id. Uses the run machinery to find a run's folder, and nothing else of the
+project.
+"""
+
+from helpers.models.checkpoint import CheckpointError, count_parameters, load, save
+from helpers.models.describe import describe, memory_of
+from helpers.models.device import cores, device, device_name, seed_everything
+from helpers.models.memory import measure
+from helpers.models.micro import SIZES, build, build_tokenizer
+
+__all__ = [
+    "SIZES",
+    "CheckpointError",
+    "build",
+    "build_tokenizer",
+    "cores",
+    "count_parameters",
+    "describe",
+    "device",
+    "device_name",
+    "load",
+    "measure",
+    "memory_of",
+    "save",
+    "seed_everything",
+]

@@ -1,0 +1,43 @@
+"""What a model is called in a result: its name, how it was made, and on what grid its weights lie.
+
+A recipe lists the steps from the base model on (`base > grpo > rtn`), so a quantized base model and a quantized RL model are never
+taken for one another. An evaluation inherits its parent's description; a training or quantizing stage adds its step to it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from helpers.models.checkpoint import count_parameters
+from helpers.models.memory import measure
+from helpers.runs import Memory, RunRef
+
+FULL_PRECISION = {"scheme": "bf16", "bits": 16, "group_size": None}
+
+
+def describe(
+    model: PreTrainedModel, parent: RunRef | None = None, step: str | None = None, scheme: Any = None, name: str | None = None
+) -> dict[str, Any]:
+    """The description of `model`: made from `parent` by `step` (None: it is the parent itself), on the grid of `scheme`.
+
+    A parent without a result (a folder or a hub id) counts as a base model in full precision.
+    """
+    if parent is not None and parent.result is not None:
+        about = dict(parent.result.model)
+    else:
+        about = {"name": name or Path(parent.id).name, "recipe": "base", "method": "base", **FULL_PRECISION}
+    about["parameters"] = count_parameters(model)
+    if step:
+        about |= {"recipe": f"{about['recipe']} > {step}", "method": step}
+    if scheme is not None:
+        grouped = scheme.granularity == "group"
+        about |= {"scheme": str(scheme), "bits": scheme.bits, "group_size": scheme.group_size if grouped else None}
+    return about
+
+
+def memory_of(model: PreTrainedModel, parent: RunRef) -> Memory:
+    """The memory that the parent's own run measured, or full precision where the parent is no run."""
+    if parent.result is not None and parent.result.memory is not None:
+        return parent.result.memory
+    return measure(model)

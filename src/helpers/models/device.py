@@ -1,0 +1,37 @@
+"""Where the work runs, and what makes it repeatable there.
+
+On a CPU one thread is used per process: sums then do not depend on how many cores are free, so the same seed gives the same
+numbers on one machine, and two jobs side by side use two cores fully.
+"""
+
+import os
+import warnings
+
+import torch
+import transformers
+
+
+def device() -> torch.device:
+    """The GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name() -> str:
+    """What the device is called in a result: `cpu` or the GPU's own name."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def seed_everything(seed: int) -> torch.device:
+    """Seed Python, NumPy and PyTorch, quiet the libraries, and give the device."""
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # the libraries' own, about settings of theirs
+    transformers.set_seed(seed)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return device()

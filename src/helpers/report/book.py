@@ -1,0 +1,186 @@
+"""Build the book: published runs and, on pages of their own, this machine's local runs.
+
+`build()` copies `book/` to `_build/stage`, adds what is computed there (numbers for the prose, tables, the pages of the
+runs) and lets Jupyter Book build that copy, so that nothing tracked by git is ever written. Warnings are errors. The
+new pages replace the old ones in `_build/html` only after a build without any.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import yaml
+from filelock import FileLock
+
+from helpers import project, records, runs
+from helpers.errors import UserError
+from helpers.report import clean, numbers, pages, publish, table
+from helpers.report.pages import Run
+
+NO_LOCAL = "There are none yet. `lowbit run ptq -p bits=3` makes one, and the next `lowbit book` shows it here.\n"
+JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"
+MOST_SHOWN = 8  # problems printed when a build fails
+
+
+class BookError(UserError):
+    """The book did not build."""
+
+    exit_code = 1
+
+
+def build() -> Path:
+    """Build the book and give its first page. Errors: `BookError` with the first problems that Sphinx reported."""
+    home = project.root() / "_build"
+    home.mkdir(exist_ok=True)
+    with FileLock(home / ".book.lock"):
+        stage(home / "stage")
+        fresh = home / ".book"
+        shutil.rmtree(fresh, ignore_errors=True)
+        _sphinx(home / "stage", fresh)
+        shutil.rmtree(home / "html", ignore_errors=True)
+        os.rename(fresh / "_build" / "html", home / "html")
+        shutil.rmtree(fresh, ignore_errors=True)
+    return home / "html" / "index.html"
+
+
+def stage(folder: Path) -> None:
+    """Make `folder` a complete source of the book: everything in `book/`, and everything computed."""
+    root = project.root()
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(root / "book", folder, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    # Jupyter Book would add every script below _static to every page; MathJax belongs on pages with formulas only.
+    (folder / "_extra" / "_static").mkdir(parents=True)
+    os.rename(folder / "_static" / "mathjax", folder / "_extra" / "_static" / "mathjax")
+
+    shown = {run.page: run for run in [*_shipped(), *_published()]}
+    own = _local({run.result.run_id: run for run in shown.values()})
+    toc = yaml.safe_load((folder / "_toc.yml").read_text())
+    _write_run_pages(folder, toc, shown, own)
+    substitutions = _write_fragments(folder, shown, own)
+    (folder / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False, allow_unicode=True))
+
+    config = yaml.safe_load((root / "_config.yml").read_text())
+    config["parse"]["myst_substitutions"] = substitutions
+    config["sphinx"]["config"]["html_extra_path"] = ["_extra"]
+    (folder / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def _shipped() -> list[Run]:
+    folders = [path.parent for path in sorted(project.SHIPPED.glob("*/result.json"))]
+    return [
+        Run(records.read(folder).model_copy(update={"name": folder.name}), f"runs/shipped/{folder.name}", folder)
+        for folder in folders
+    ]
+
+
+def _published() -> list[Run]:
+    book = project.root() / "book" / "runs"
+    return [Run(result, f"runs/{name}", book / name) for name, result in publish.published(book).items()]
+
+
+def _local(known: dict[str, Run]) -> list[Run]:
+    """Local runs; one with the id of a published run has that run's page, since it is the same experiment."""
+    own = []
+    for result in table.local():
+        path = runs.done(result.run_id)
+        page = f"local/{result.study}/{result.name or result.run_id}" if _can_be_shown(path / "run.ipynb") else ""
+        twin = known.get(result.run_id)
+        own.append(Run(result, twin.page if twin else page, path, local=True))
+    return own
+
+
+def _can_be_shown(notebook: Path) -> bool:
+    """Plain papermill leaves no notebook in the run, and one that loads from another host has no place here."""
+    return notebook.is_file() and clean.problem(clean.read(notebook)) is None
+
+
+def _write_run_pages(folder: Path, toc: dict, shown: dict[str, Run], own: list[Run]) -> None:
+    """Write every run's page; those that the table of contents lacks go below Results and Your local runs."""
+    chapters = [chapter for part in toc["parts"] for chapter in part["chapters"]]
+    listed = {chapter["file"] for chapter in chapters}
+    for name in sorted(listed - shown.keys()):
+        if name.startswith("runs/"):
+            title = next(chapter["title"] for chapter in chapters if chapter["file"] == name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.md").write_text(pages.not_run(title, f"lowbit study {numbers.STUDY}"))
+    new = [run for run in own if run.page and run.page not in shown]
+    for run in [*shown.values(), *new]:
+        _write_run_page(folder, run, label="" if run.page in listed else run.label)
+    for parent, below in (("results", shown.values()), ("local", new)):
+        sections = [{"file": run.page, "title": run.label} for run in below if run.page not in listed]
+        if sections:
+            next(chapter for chapter in chapters if chapter["file"] == parent)["sections"] = sections
+
+
+def _write_run_page(folder: Path, run: Run, label: str) -> None:
+    files = folder / run.page
+    files.mkdir(parents=True, exist_ok=True)
+    names = [name for name in publish.COPIED if (run.path / name).is_file()]
+    for name in names:
+        shutil.copyfile(run.path / name, files / name)
+    published = folder / f"{run.page}.ipynb"
+    notebook = clean.read(published if published.is_file() else run.path / "run.ipynb")
+    if reason := clean.problem(notebook):
+        raise BookError(f"{run.label} cannot be shown: {reason}.")
+    notebook = pages.with_header(clean.clean(notebook), pages.header(run, names), label)
+    nbformat.write(pages.with_alt(notebook), published)
+
+
+def _write_fragments(folder: Path, shown: dict[str, Run], own: list[Run]) -> dict[str, str]:
+    """Write what the chapters include; give what they substitute."""
+    published = [run for run in shown.values() if not run.page.startswith("runs/shipped/")]
+    df = table.rows([run.result for run in published])
+    by_id = {run.result.run_id: run for run in shown.values()}
+    local_df = table.rows([run.result for run in own])
+    own_by_id = {run.result.run_id: run for run in own}
+    has_figure = (folder / "results" / "pareto.svg").is_file()
+
+    texts = {
+        "pareto": pages.pareto("results/pareto", pages.PARETO_ALT, pages.pareto_caption(df, numbers.STUDY))
+        if has_figure
+        else pages.NOTHING,
+        "results": pages.results(df, by_id),
+        "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
+        "local": _local_text(folder, own, local_df, by_id),
+        "status-runs": pages.status_runs(published),
+        "status-versions": pages.status_versions(list(shown.values())),
+    }
+    (folder / "_generated").mkdir()
+    for name, text in texts.items():
+        (folder / "_generated" / f"{name}.md").write_text(text)
+    substitutions = numbers.numbers(df, lambda run_id: by_id[run_id].page)
+    substitutions["pareto_downloads"] = pages.downloads("results/pareto", "results/results.csv") if has_figure else ""
+    return substitutions
+
+
+def _local_text(folder: Path, own: list[Run], df: pd.DataFrame, by_id: dict[str, Run]) -> str:
+    if not own:
+        return NO_LOCAL
+    text = pages.local_table(own, {run_id: run.result for run_id, run in by_id.items()})
+    if numbers.headline(df, study=None).empty:
+        return text
+    (folder / "results").mkdir(exist_ok=True)
+    publish.draw(df, folder / "results" / "local-pareto")
+    caption = f"**Your local runs.** {pages.pareto_caption(df, study=None)}"
+    return f"{text}\n{pages.pareto('results/local-pareto', f'Your local runs. {pages.PARETO_ALT}', caption)}"
+
+
+def _sphinx(source: Path, target: Path) -> None:
+    """Run Jupyter Book on the staged source, in a process of its own because Sphinx changes the one it is in."""
+    command = [sys.executable, "-c", JUPYTER_BOOK, "build", str(source), "--config", str(source / "_config.yml")]
+    command += ["--path-output", str(target), "-W", "-n", "--keep-going", "-q"]
+    environment = os.environ | {"NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+    if done.returncode == 0:
+        return
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", f"{done.stderr}\n{done.stdout}").replace(f"{source}/", "").splitlines()
+    found = list(dict.fromkeys(line.strip() for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL)\b", line)))
+    found = found or [line.strip() for line in lines if line.strip()][-1:]
+    more = f"\n  ... and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+    shown = "\n  ".join(found[:MOST_SHOWN])
+    raise BookError(f"The book did not build; {len(found)} problem{'s' * (len(found) != 1)}:\n  {shown}{more}")

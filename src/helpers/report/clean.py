@@ -1,0 +1,110 @@
+"""Make an executed notebook fit to be shown: on any machine, years later, in a book that loads nothing from elsewhere.
+
+- `parameters` becomes `remove-cell` and `injected-parameters` becomes `hide-input`: the values show on request, the
+  defaults not at all.
+- What papermill notes about time and place goes; so do widget outputs, which need scripts from another host.
+- Paths of this machine become relative ones, and a carriage return leaves only the last state of a progress line.
+
+A notebook with an error or with an output that loads from another host is refused, and never repaired.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+
+from helpers import project
+from helpers.errors import UserError
+
+RETAG = {"parameters": "remove-cell", "injected-parameters": "hide-input"}
+TRANSIENT = ("papermill", "execution", "widgets", "ExecuteTime")  # cell metadata about one moment
+WIDGETS = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state+json")
+LOADS = re.compile(
+    r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|url\(\s*["']?https?:""",
+    re.IGNORECASE,
+)
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    """Read a notebook. Errors: UserError where it is not one."""
+    try:
+        return nbformat.read(path, as_version=4)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is not a readable notebook: {(str(error) or repr(error)).splitlines()[0]}.") from None
+
+
+def problem(notebook: nbformat.NotebookNode) -> str | None:
+    """Say why this notebook must not be shown, or None where it may be."""
+    for number, cell in enumerate(notebook.cells, start=1):
+        for output in cell.get("outputs", []):
+            if output.output_type == "error":
+                return f"cell {number} ended with {output.ename}: {output.evalue}"
+            if LOADS.search(_text(output.get("data", {}).get("text/html", ""))):
+                return f"an output of cell {number} loads something from another host"
+        if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
+            return f"cell {number} was never executed"
+    return None
+
+
+def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Clean `notebook` in place and give it back. Cleaning twice changes nothing more."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    paths = machine_paths()
+    for cell in notebook.cells:
+        kept = {key: value for key, value in cell.metadata.items() if key not in TRANSIENT}
+        kept["tags"] = [RETAG.get(tag, tag) for tag in kept.get("tags", [])]
+        cell.metadata = nbformat.from_dict({key: value for key, value in kept.items() if value != []})
+        cell.source = _shorten(cell.source, paths)
+        if cell.cell_type == "code":
+            cell.outputs = [
+                output for output in cell.outputs if not _is_widget(output) and not _is_about_widgets(output)
+            ]
+            for output in cell.outputs:
+                _clean_output(output, paths)
+    return notebook
+
+
+def machine_paths() -> dict[str, str]:
+    """Folders of this machine and what stands for them, longest first so that the most specific one wins."""
+    here = {
+        str(project.runs_dir()): "runs",
+        str(project.root()): ".",
+        sys.prefix: "python",
+        str(Path.home()): "~",
+    }
+    return {path: here[path] for path in sorted(here, key=len, reverse=True) if path not in ("/", "/usr")}
+
+
+def _is_widget(output: nbformat.NotebookNode) -> bool:
+    return any(kind in output.get("data", {}) for kind in WIDGETS)
+
+
+def _is_about_widgets(output: nbformat.NotebookNode) -> bool:
+    """tqdm's complaint that it cannot draw its bar as a widget says nothing about the run."""
+    return output.get("name") == "stderr" and "IProgress not found" in _text(output.text)
+
+
+def _clean_output(output: nbformat.NotebookNode, paths: dict[str, str]) -> None:
+    output.pop("transient", None)
+    if output.output_type == "stream":
+        lines = _text(output.text).split("\n")
+        output.text = _shorten("\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines), paths)
+    for kind, value in output.get("data", {}).items():
+        if kind.startswith("text/") or kind == "image/svg+xml":
+            output.data[kind] = _shorten(_text(value), paths)
+
+
+def _text(value: str | list[str]) -> str:
+    return "".join(value)
+
+
+def _shorten(text: str, paths: dict[str, str]) -> str:
+    for path, short in paths.items():
+        text = text.replace(f"{path}/", "" if short == "." else f"{short}/")
+        text = re.sub(rf"{re.escape(path)}(?![\w.-])", short, text)
+    return text

@@ -1,0 +1,245 @@
+"""The parts of the book that are written by a program: tables, figures with captions, headers of run pages, in MyST.
+
+Everything here is text in, text out; `book.py` decides what goes where.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas as pd
+
+from helpers.records import Result
+from helpers.report.numbers import headline, memory
+
+NOTHING = "Nothing has been published yet: `make study`, then `lowbit publish micro`.\n"
+PARETO_ALT = (
+    "Accuracy against effective memory, one point a model, coloured by bits; the Pareto frontier is a step line"
+)
+LOCAL = '<span class="local-tag">local</span>'
+VERSIONS_FIRST = ("python", "torch", "transformers", "trl", "numpy")
+FIGURE = """```{{figure}} /{stem}{suffix}.svg
+:class: only-{mode}
+:figclass: only-{mode}
+:alt: {alt}
+:width: 100%
+
+{caption}
+```
+"""
+CAPTION = """\
+Accuracy on {benchmark} against effective memory; models {model}; n = {n} problems, {decoding}; seeds: {seed}.
+Bars are 95 % intervals over problems. Memory is that of the weights alone: packed codes with their scales and zero
+points, plus what is not quantized; full precision counts two bytes a weight."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that the book shows; `page` is a document name without suffix ("" for none), `path` holds its files."""
+
+    result: Result
+    page: str
+    path: Path
+    local: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.result.name or self.result.run_id
+
+    @property
+    def link(self) -> str:
+        return f"{{doc}}`{self.label} </{self.page}>`" if self.page else f"`{self.label}`"
+
+    @property
+    def wall_s(self) -> float:
+        return self.result.timings.get("wall_s", 0.0)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], tall: bool = False) -> str:
+    """A table in a box that scrolls by itself on a narrow screen."""
+    lines = [_line(header), _line(["---"] * len(header)), *(_line(row) for row in rows)]
+    return "\n".join([f"::::{{div}} table-scroll{' table-tall' if tall else ''}", *lines, "::::", ""])
+
+
+def results(df: pd.DataFrame, runs: dict[str, Run]) -> str:
+    """All rows of a results table, each with its run and its command; local ones carry a tag."""
+    header = ["run", "benchmark", "metric", "value [95 % interval]", "n × k", "memory", "bits (effective)", "scheme"]
+    header += ["recipe", "model", "seed", "reply tokens", "seconds", "command"]
+    rows = [
+        [
+            f"{LOCAL} {run.link}" if run.local else run.link,
+            _text(row["benchmark"]),
+            row["metric"],
+            _interval(row),
+            f"{_number(row['n'])} × {_number(row['k'])}",
+            _memory(row),
+            f"{_number(row['bits'])} ({_number(row['effective_bits'], 2)})",
+            *(_text(row[column]) for column in ("scheme", "recipe", "model")),
+            _number(row["seed"]),
+            _number(row["reply_tokens"], 1),
+            _number(row["wall_s"]),
+            f"`{row['command']}`",
+        ]
+        for _, row in df.iterrows()
+        for run in [runs[row["run_id"]]]
+    ]
+    return table(header, rows, tall=True) if rows else NOTHING
+
+
+def pareto(stem: str, alt: str, caption: str) -> str:
+    """The figure in a light and a dark version; the theme shows one of them."""
+    themes = {"light": "", "dark": "-dark"}
+    return "\n".join(FIGURE.format(stem=stem, suffix=themes[m], mode=m, alt=alt, caption=caption) for m in themes)
+
+
+def pareto_caption(df: pd.DataFrame, study: str | None) -> str:
+    """Name the models, n, k, seeds, decoding and what memory counts, all read from the rows."""
+    rows = headline(df, study)
+    listed = {c: ", ".join(dict.fromkeys(map(str, rows[c]))) for c in ("benchmark", "model", "n", "k", "seed")}
+    greedy = listed["k"] == "1"  # what `accuracy` means; sampled replies are scored as avg@k
+    listed["decoding"] = "one greedy reply to each" if greedy else f"k = {listed['k']} sampled replies to each"
+    return CAPTION.format(**listed)
+
+
+def downloads(stem: str, rows: str) -> str:
+    files = {"all rows (CSV)": rows, "the figure's points (CSV)": f"{stem}.csv", "the figure (SVG)": f"{stem}.svg"}
+    return "Download: " + " · ".join(f"{{download}}`{name} </{path}>`" for name, path in files.items())
+
+
+def header(run: Run, files: Sequence[str]) -> str:
+    """What stands below the title of a run's page."""
+    result = run.result
+    kind = "one of **your local runs**" if run.local else "an executed notebook"
+    lines = [
+        f":::{{admonition}} {'Local run' if run.local else 'Run'} {run.label}",
+        f":class: {'warning' if run.local else 'note'}",
+        "",
+        f"This page is {kind}: run `{result.run_id}`, {run.wall_s:,.0f} s on {result.device}. Make it again with",
+        "",
+        f"```bash\n{result.command}\n```",
+        "",
+    ]
+    if result.parents:
+        lines.append("Its parents: " + ", ".join(f"`{parent}`" for parent in result.parents) + ".")
+    if files:
+        lines.append("Download: " + ", ".join(f"{{download}}`{file} </{run.page}/{file}>`" for file in files) + ".")
+    return "\n".join([*lines, ":::"])
+
+
+def with_header(notebook: nbformat.NotebookNode, text: str, label: str = "") -> nbformat.NotebookNode:
+    """Put `text` below the first heading of a notebook, which stays the page's title; `label` is added to that."""
+    first = notebook.cells[0] if notebook.cells else None
+    if first is None or first.cell_type != "markdown" or not first.source.lstrip().startswith("# "):
+        notebook.cells[:0] = [nbformat.v4.new_markdown_cell(text)]
+        return notebook
+    title, _, rest = first.source.lstrip().partition("\n")
+    title += f": {label}" if label else ""
+    first.source = f"{title}\n\n{text}\n\n{rest.lstrip()}"
+    return notebook
+
+
+def with_alt(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Give every picture of a notebook a text: what the docstring of the function that drew it says it shows, else the
+    comment that opens its cell, else the heading above it.
+    """
+    heading = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            headings = [line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("#")]
+            heading = headings[-1] if headings else heading
+        elif any(kind.startswith("image/") for output in cell.get("outputs", []) for kind in output.get("data", {})):
+            text = _drawn(cell.source) or f"Figure of the section {heading}"
+            cell.metadata.setdefault("mystnb", {}).setdefault("image", {}).setdefault("alt", text)
+    return notebook
+
+
+def _drawn(source: str) -> str:
+    """What the figure of a cell shows; "" where neither a docstring nor a comment says it."""
+    if "pareto.pareto(" in source:
+        return PARETO_ALT
+    if call := re.search(r"\bfigures\.(\w+)\(", source):
+        from helpers.report import figures  # matplotlib takes a second to import
+
+        return " ".join((getattr(figures, call[1], None).__doc__ or "").split())
+    first = source.lstrip().partition("\n")[0]
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def not_run(title: str, command: str) -> str:
+    """The page of a run that does not exist yet."""
+    return f"# {title}\n\nThis run is **not published yet**: there is nothing to show.\n\n```bash\n{command}\n```\n"
+
+
+def status_runs(runs: Sequence[Run]) -> str:
+    """One row a run: when, where, how long, from which commit."""
+    if not runs:
+        return NOTHING
+    rows = []
+    for run in runs:
+        result = run.result
+        commit = f"`{result.commit[:10]}`" + (", with uncommitted changes" if result.dirty else "")
+        rows.append([run.link, result.stage, f"{run.wall_s:,.0f}", result.device, commit, result.started[:10]])
+    total = sum(run.wall_s for run in runs)
+    return table(["run", "stage", "seconds", "device", "commit", "day (UTC)"], rows) + f"\nTogether {total:,.0f} s.\n"
+
+
+def status_versions(runs: Sequence[Run]) -> str:
+    """One row a package; two versions in a row mean that runs of two environments were published together."""
+    if not runs:
+        return NOTHING
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for package, version in run.result.versions.items():
+            found.setdefault(package, {})[version] = None
+    order = [*filter(found.__contains__, VERSIONS_FIRST), *sorted(found.keys() - set(VERSIONS_FIRST))]
+    return table(["package", "version"], [[package, ", ".join(found[package])] for package in order])
+
+
+def local_table(runs: Sequence[Run], published: dict[str, Result]) -> str:
+    """Each local run with its first metric, and how it compares with the published run of the same id."""
+    rows = []
+    for run in runs:
+        first = next((f"{metric.metric} {metric.value:.3f}" for metric in run.result.metrics), "–")
+        twin = published.get(run.result.run_id)
+        compared = _compare(run.result, twin) if twin else "not published"
+        where = (run.result.study, run.result.stage)
+        rows.append([run.link, *where, first, compared, f"{run.wall_s:,.0f}", f"`{run.result.command}`"])
+    header = ["run", "study", "stage", "first metric", "against the published run of this id", "seconds", "command"]
+    return table(header, rows, tall=True)
+
+
+def _compare(local: Result, published: Result) -> str:
+    ours, theirs = ([(m.metric, m.benchmark, m.value) for m in result.metrics] for result in (local, published))
+    if not ours and not theirs:
+        return "no metrics to compare"
+    if ours == theirs:
+        return "all metrics equal"
+    differ = len(set(ours) ^ set(theirs)) // 2
+    return f"{differ} of {len(theirs)} metrics differ; published: {theirs[0][0]} {theirs[0][2]:.3f}"
+
+
+def _line(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _interval(row: pd.Series) -> str:
+    """0.741 [0.702, 0.778]; a metric without an interval shows its value alone."""
+    value = f"{row['value']:.3f}"
+    return value if pd.isna(row["ci_low"]) else f"{value} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+
+
+def _memory(row: pd.Series) -> str:
+    """A memory that was only counted says so: the weights were rounded, and kept as floating-point numbers."""
+    exact = pd.isna(row["packed"]) or row["packed"] or row["bits"] == 16
+    return memory(row["memory_bytes"]) + ("" if exact else ", simulated")
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None or value == "" or pd.isna(value) else str(value)
+
+
+def _number(value: Any, digits: int = 0) -> str:
+    return "–" if value is None or pd.isna(value) else f"{float(value):,.{digits}f}"

@@ -1,0 +1,187 @@
+"""Copy checked runs into the book.
+
+A published run is `book/runs/<study>/<name>/{result.json, metrics.jsonl}` and the executed notebook, cleaned by
+`clean.py`, `book/runs/<study>/<name>.ipynb`. Models are never published: whoever wants one runs the command in its
+result.json. Then results.csv and the figure are made again from all published runs.
+
+A call publishes everything or nothing: all of it is made in a copy under `_build/`, and two renames put that in place.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+from filelock import FileLock
+
+from helpers import project, records, runs
+from helpers.errors import UserError
+from helpers.records import Result
+from helpers.report import clean, numbers, table
+
+COPIED = ("result.json", "metrics.jsonl")
+
+
+class PublishError(UserError):
+    """A run that must not be published."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run, and the study and name under which the book shows it."""
+
+    path: Path
+    study: str
+    name: str
+    result: Result
+
+
+def publish(refs: list[str]) -> list[str]:
+    """Publish runs (ids, `micro/grpo-s`, whole studies such as `micro`); give "study/name" of each.
+
+    Errors: `PublishError` or `RunError` for the first run that is unknown, incomplete, changed since it finished, or
+    not fit to be shown; the book is then as it was.
+    """
+    if not refs:
+        raise PublishError("Nothing to publish: name runs, such as micro/grpo-s, or a whole study, such as micro.")
+    chosen, whole = [], set()
+    for ref in refs:
+        if plan := _plan(ref):
+            whole.add(ref)
+        chosen += [_candidate(name, *entry) for name, *entry in plan] if plan else [_candidate(ref, *_one(ref))]
+    checked = [(candidate, _checked_notebook(candidate)) for candidate in chosen]
+
+    book, build = project.root() / "book", project.root() / "_build"
+    build.mkdir(exist_ok=True)
+    with FileLock(build / ".publish.lock"), tempfile.TemporaryDirectory(prefix=".publish-", dir=build) as work:
+        new = Path(work) / "new"
+        for part in ("runs", "results"):
+            if (book / part).is_dir():
+                shutil.copytree(book / part, new / part)
+            (new / part).mkdir(parents=True, exist_ok=True)
+        for study in whole:  # what a study no longer lists leaves the book with it
+            shutil.rmtree(new / "runs" / study, ignore_errors=True)
+        for candidate, notebook in checked:
+            _copy(candidate, notebook, new / "runs")
+        write_results(published(new / "runs"), new / "results")
+        _swap(new, book, Path(work) / "old")
+    return [f"{candidate.study}/{candidate.name}" for candidate in chosen]
+
+
+def published(folder: Path | None = None) -> dict[str, Result]:
+    """All published runs: "study/name" -> result, in the order of their names; study and name are those of the book."""
+    folder = folder or project.root() / "book" / "runs"
+    found = {}
+    for path in sorted(folder.glob("*/*/result.json")):
+        study, name = path.parts[-3:-1]
+        found[f"{study}/{name}"] = records.read(path).model_copy(update={"study": study, "name": name})
+    return found
+
+
+def write_results(results: dict[str, Result], folder: Path) -> None:
+    """Write results.csv, and the figure where there is something to draw."""
+    df = table.rows(list(results.values()))
+    records.write_text(folder / "results.csv", df.to_csv(index=False, lineterminator="\n"))
+    for old in folder.glob("pareto*"):
+        old.unlink()
+    if not numbers.headline(df).empty:
+        draw(df[df["study"] == numbers.STUDY], folder / "pareto")
+
+
+def draw(df: pd.DataFrame, stem: Path) -> None:
+    """Write the Pareto figure and its CSV; nothing opens a window, whatever back end the user has."""
+    import matplotlib  # a second to import, and most commands need none of it
+
+    matplotlib.use("Agg")
+    from helpers.report.pareto import pareto
+
+    matplotlib.pyplot.close(pareto(df, stem))
+
+
+def _plan(ref: str) -> list[tuple[str, Path | None, str, str]]:
+    """The runs of a whole study, as its last `lowbit study` planned them; [] where `ref` is not a study."""
+    path = project.runs_dir() / ref / "plan.json"
+    if not re.fullmatch(r"\w[\w.-]*", ref) or not path.is_file():
+        return []
+    jobs = json.loads(path.read_text())["jobs"]
+    return [(f"{ref}/{job['name']}", runs.done(job["run_id"]), ref, job["name"]) for job in jobs]
+
+
+def _one(ref: str) -> tuple[Path | None, str, str]:
+    """A single run; one that is named by its study keeps that name, in whatever study it was made."""
+    path, planned = runs.find(ref), runs.planned_id(ref)
+    if path is None and not planned:
+        raise PublishError(
+            f"{ref} is not a run: name a run id, a run such as micro/grpo-s, or a study that has been run."
+        )
+    if path and project.SHIPPED in path.parents:
+        raise PublishError(f"{ref} ships with the package and the book shows it already: it needs no publishing.")
+    if path and project.root() / "book" in path.parents:
+        raise PublishError(f"{ref} is published already, and there is no local run of it to publish again.")
+    if planned:
+        return path, *ref.split("/")
+    result = records.read(path)
+    return path, result.study, result.name or result.run_id
+
+
+def _candidate(ref: str, path: Path | None, study: str, name: str) -> Candidate:
+    if path is None:
+        raise PublishError(f"{ref} has no complete result yet: `lowbit study {study}` makes it.")
+    return Candidate(path, study, name, records.read(path))
+
+
+def _checked_notebook(candidate: Candidate) -> nbformat.NotebookNode:
+    """The cleaned notebook of a run that passes every check."""
+    path, result, ref = candidate.path, candidate.result, f"{candidate.study}/{candidate.name}"
+    for name, expected in result.files.items():
+        if not (path / name).is_file():
+            raise PublishError(f"{ref} is incomplete: {name} is missing from {path}.")
+        if records.sha256(path / name) != expected:
+            raise PublishError(
+                f"{ref} was changed after it finished: {name} differs from what its result.json records."
+            )
+    if "run.ipynb" not in result.files:
+        raise PublishError(f"{ref} has no executed notebook: run it with `lowbit run` or `lowbit study`, not by hand.")
+    text = (path / "result.json").read_text()
+    for place in clean.machine_paths():
+        if f"{place}/" in text:
+            raise PublishError(
+                f"{ref} names {place}, which only this machine has: give its parent as a run, not as a folder."
+            )
+    notebook = clean.read(path / "run.ipynb")
+    if reason := clean.problem(notebook):
+        raise PublishError(f"{ref} cannot be published: {reason}.")
+    return clean.clean(notebook)
+
+
+def _copy(candidate: Candidate, notebook: nbformat.NotebookNode, folder: Path) -> None:
+    target = folder / candidate.study / candidate.name
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in COPIED:
+        if (candidate.path / name).is_file():
+            shutil.copyfile(candidate.path / name, target / name)
+    nbformat.write(notebook, target.with_name(f"{target.name}.ipynb"))
+
+
+def _swap(new: Path, book: Path, old: Path) -> None:
+    """Put new/runs and new/results in the place of the book's, both or neither."""
+    old.mkdir()
+    done: list[str] = []
+    try:
+        for part in ("runs", "results"):
+            if (book / part).exists():
+                os.rename(book / part, old / part)
+            done.append(part)
+            os.rename(new / part, book / part)
+    except BaseException:
+        for part in done:
+            shutil.rmtree(book / part, ignore_errors=True)
+            if (old / part).exists():
+                os.rename(old / part, book / part)
+        raise

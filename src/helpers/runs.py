@@ -1,0 +1,224 @@
+"""Runs: what a notebook is given when it begins, and what it leaves when it has finished. Knows nothing of machine
+learning.
+
+A finished run lies in `runs/<study>/<stage>/<run_id>/`; published copies lie in `book/runs/<study>/<name>/`, and base
+models that come with the package in `helpers/models/shipped/<name>/`. In a notebook:
+
+    run = runs.begin("ptq", params.check())
+    ...                                    # files go to run.path, rows of progress to run.log(step=1, loss=0.5)
+    run.finish(model={...}, metrics=[...])
+
+Under `lowbit run` the runner owns the folder of the run (LOWBIT_STAGING) and publishes it after the last cell; in
+Jupyter or plain papermill, `finish` publishes. What is public here lives in `records` (result.json), `lookup`
+(finding), `staging` (publishing) and `identity` (run ids).
+"""
+
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from helpers import identity as ids
+from helpers import params, project
+from helpers.lookup import RunRef, done, find, identity, known, load_parent, planned_id, shown
+from helpers.records import (
+    Context,
+    DiskFull,
+    Draft,
+    FailedRun,
+    Memory,
+    Metric,
+    Result,
+    RunError,
+    disk_errors,
+    ensure_space,
+    read,
+    write_json,
+)
+from helpers.staging import CONTEXT, DRAFT, lock, publish_staged, session_folder, write_result
+
+__all__ = [
+    "DiskFull",
+    "FailedRun",
+    "Memory",
+    "Metric",
+    "Result",
+    "Run",
+    "RunError",
+    "RunRef",
+    "begin",
+    "done",
+    "ensure_space",
+    "find",
+    "identity",
+    "known",
+    "load_parent",
+    "lock",
+    "planned_id",
+    "publish_staged",
+    "read",
+    "shown",
+]
+
+SECONDS_BETWEEN_LINES = 10.0  # of progress
+PACKAGES = ("torch", "transformers", "trl", "peft", "papermill", "numpy")
+
+
+@dataclass
+class Run:
+    """The run of this notebook; write files below `path`."""
+
+    path: Path
+    context: Context
+    parent: RunRef | None
+    parents: list[RunRef]
+    managed: bool
+    began: float = field(default_factory=time.perf_counter)
+
+    def log(self, **row: Any) -> None:
+        """Append a row to metrics.jsonl; a number that is not finite is written as null."""
+        row = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+        }
+        with disk_errors(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, default=float) + "\n")  # default: scalars of numpy and torch
+
+    def finish(
+        self,
+        *,
+        model: dict[str, Any] | None = None,
+        metrics: list[Metric | dict] = (),
+        memory: Memory | dict | None = None,
+        timings: dict[str, float] | None = None,
+        device: str = "cpu",
+    ) -> Result:
+        """Record the run; without it a run has failed."""
+        given = {
+            "model": model or {},
+            "metrics": list(metrics),
+            "memory": memory,
+            "timings": timings or {},
+            "device": device,
+        }
+        try:
+            draft = Draft.model_validate(given)
+            json.dumps(draft.model_dump(mode="json"), allow_nan=False)  # also what `model` and `detail` hold
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RunError(f"run.finish() cannot record {where} = {first['input']!r}: {first['msg']}.") from None
+        except ValueError as error:
+            raise RunError(f"run.finish() cannot record what it was given: {error}.") from None
+        result = complete(self.context, draft, time.perf_counter() - self.began)
+        if self.managed:
+            with disk_errors(self.path):
+                write_json(self.path / DRAFT, draft.model_dump(mode="json"))
+            return result
+        return self._publish(result)
+
+    def _publish(self, result: Result) -> Result:
+        code = ids.combine(result.code, _edited_cells(result.stage))
+        run_id = ids.run_id(result.stage, result.parameters, result.parents, code)
+        result = result.model_copy(update={"run_id": run_id, "code": code})
+        with lock(run_id):
+            if self.path.parent.name == ".staging":
+                self.path = publish_staged(self.path, result, replace=True)
+            else:  # the last cell was run again
+                with disk_errors(self.path):
+                    write_result(self.path, result)
+        print(f"{run_id} is in {shown(self.path)}")
+        return read(self.path)
+
+
+def begin(stage: str, parameters: dict[str, Any]) -> Run:
+    """Start the run of this notebook; `parameters` come from `params.check()`."""
+    staging = os.environ.get("LOWBIT_STAGING")
+    context, refs = describe(stage, parameters)
+    if staging:
+        context = Context.model_validate_json((Path(staging) / CONTEXT).read_text())
+        if (stage, parameters) != (context.stage, context.parameters):
+            raise RunError(
+                f"The notebook began {stage} with other parameters than the runner gave to {context.run_id}."
+            )
+    else:
+        ensure_space(project.runs_dir())
+    with disk_errors(project.runs_dir()):
+        path = Path(staging) if staging else session_folder()
+    return Run(path, context, refs[0] if parameters.get("parent") else None, refs, managed=bool(staging))
+
+
+def _edited_cells(stage: str) -> list[str]:
+    """Cells that ran here and are not in the stage's template: their run must not pass for one of the template."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None:
+        return []
+    template = set(ids.cells_of(project.template(stage)))
+    ran = [cell for cell in shell.history_manager.input_hist_raw if cell.strip()]
+    ran = [ids.normal(cell) for cell in ran if not params.is_declarations(cell) and not params.is_injected(cell)]
+    return [cell for cell in dict.fromkeys(ran) if cell not in template]
+
+
+def describe(
+    stage: str, parameters: dict[str, Any], study: str = "local", name: str = ""
+) -> tuple[Context, list[RunRef]]:
+    """What is known of a run before it starts, and its parents; `parameters` are complete and checked."""
+    template = project.template(stage)
+    parent = load_parent(parameters["parent"]) if parameters.get("parent") else None
+    parents = [load_parent(ref) for ref in parameters.get("parents", [])]
+    parameters = dict(parameters)
+    labels = dict(parameters)
+    if parent:
+        parameters["parent"], labels["parent"] = parent.ref, parent.label
+    if parents:
+        parameters["parents"], labels["parents"] = [ref.ref for ref in parents], [ref.label for ref in parents]
+    refs = [*([parent] if parent else []), *parents]
+    code = ids.code_version(template)
+    commit, dirty = project.commit()
+    changed = params.changed(params.template(template), parameters)
+    words = ["lowbit", "run", stage, *(word for key in changed for word in ("-p", f"{key}={params.text(labels[key])}"))]
+    context = Context(
+        run_id=ids.run_id(stage, parameters, [ref.id for ref in refs], code),
+        study=study,
+        name=name,
+        stage=stage,
+        parameters=parameters,
+        parents=[ref.id for ref in refs],
+        code=code,
+        command=shlex.join(words),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit,
+        dirty=dirty,
+    )
+    return context, refs
+
+
+def complete(context: Context, draft: Draft, wall_s: float) -> Result:
+    """The record of a run, but for its files."""
+    return Result(
+        **context.model_dump(),
+        **draft.model_dump(exclude={"timings"}),
+        timings={**draft.timings, "wall_s": round(wall_s, 3)},
+        seed=context.parameters.get("seed"),
+        versions=versions(),
+        files={},
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on, without importing any of it."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

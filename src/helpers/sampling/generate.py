@@ -1,0 +1,63 @@
+"""Sample replies through the stock `generate` of transformers.
+
+Prompts of like length go together and are padded on the left. Replies of one problem stay together, in the problems' order,
+whatever the batches were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from helpers.tasks import Problem, messages
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply: its text, its token ids (end mark included, padding not), and whether it ended by itself."""
+
+    problem_id: str
+    text: str
+    ids: tuple[int, ...]
+    finished: bool
+
+
+@torch.inference_mode()
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    k: int = 1,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    max_new_tokens: int = 96,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> list[Reply]:
+    """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding (then `k` is 1 in effect).
+
+    `batch_size` counts replies. The same seed and batch size give the same replies on one machine.
+    """
+    if temperature > 0:
+        config = GenerationConfig(do_sample=True, temperature=temperature, top_p=top_p, top_k=0)
+    else:
+        config = GenerationConfig(do_sample=False)
+    config.update(max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, eos_token_id=model.generation_config.eos_token_id)
+    torch.manual_seed(seed)
+    prompts = tokenizer.apply_chat_template([messages(p) for p in problems], add_generation_prompt=True, tokenize=False)
+    lengths = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    order = [i for i in sorted(range(len(problems)), key=lengths.__getitem__) for _ in range(k)]
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    replies: dict[int, list[Reply]] = {}
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        inputs = tokenizer([prompts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False)
+        inputs = {key: inputs[key].to(model.device) for key in ("input_ids", "attention_mask")}
+        output = model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
+        for i, ids in zip(rows, output, strict=True):
+            end = next((n for n, token in enumerate(ids) if token in ends), None)
+            kept = tuple(ids if end is None else ids[: end + 1])
+            text = tokenizer.decode(kept, skip_special_tokens=True)
+            replies.setdefault(i, []).append(Reply(problems[i].id, text, kept, end is not None))
+    return [reply for i in range(len(problems)) for reply in replies[i]]

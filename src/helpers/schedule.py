@@ -1,0 +1,171 @@
+"""Run a planned study with Snakemake.
+
+Each job is `lowbit job plan.json NAME`: its parameters travel in the file, never through a shell line. Snakemake sees
+one small marker file a job, in a folder of this invocation under `runs/<study>/.work/`; markers of finished runs are
+there before it starts. So it runs what is missing, stops only the descendants of a failed job, and can neither delete a
+run nor be confused by what a killed predecessor left. Whether a run is there is decided by its `result.json` alone.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from helpers import kernel, project, runs
+from helpers.errors import UserError
+from helpers.execute import execute
+from helpers.records import FailedRun, disk_errors, ensure_space, write_json
+from helpers.study import Job, Study, StudyError, load, plan
+
+FAILED, INTERRUPTED = "failed", "interrupted"
+
+
+def run_study(name: str, jobs: int = 2, dry_run: bool = False, overrides: dict[str, Any] | None = None) -> bool:
+    """Run what is missing of a study; prints a summary, and says whether all of it is there."""
+    study = load(name)
+    planned = plan(study, overrides)
+    missing = [job for job in planned if runs.done(job.run_id) is None]
+    if dry_run:
+        for job in planned:
+            print(f"{'would run' if job in missing else 'done':<10} {job.name:<24} {job.run_id}")
+        print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
+        return True
+    folder = project.runs_dir() / study.name
+    ensure_space(folder)
+    with disk_errors(folder), _only_one(study):
+        jobs_data = [{**asdict(job), "path": str(job.path)} for job in planned]
+        write_json(folder / "plan.json", {"study": study.name, "title": study.title, "jobs": jobs_data})
+        began = time.perf_counter()
+        status = folder / "logs"
+        for job in planned:
+            (status / f"{job.name}.json").unlink(missing_ok=True)
+        log = _snakemake(study, planned, missing, jobs) if missing else None
+        return _summary(study, planned, missing, status, time.perf_counter() - began, log)
+
+
+def run_job(plan_file: Path, name: str) -> None:
+    """One job of a plan, for Snakemake: a line when it starts and when it ends; the notebook's output goes to a log."""
+    try:
+        content = json.loads(plan_file.read_text())
+        job = next(job for job in content["jobs"] if job["name"] == name)
+    except (OSError, ValueError, KeyError, StopIteration):
+        raise StudyError(f"{plan_file} is no plan that has a run {name}.") from None
+    logs = plan_file.resolve().parent / "logs"
+    logs.mkdir(exist_ok=True)
+    began, reason, state = time.perf_counter(), "", FAILED
+    write_json(logs / f"{name}.json", {"state": "started", "seconds": 0, "reason": "it was killed."})
+    print(f"{name}: started", flush=True)
+    try:
+        with (logs / f"{name}.log").open("w", encoding="utf-8", buffering=1) as out:
+            outcome = execute(job["stage"], job["parameters"], content["study"], name, out, expect=job["run_id"])
+        state = outcome.state
+    except UserError as error:
+        reason = str(error)
+        state = INTERRUPTED if reason.endswith("nothing was published.") else FAILED
+        raise
+    finally:
+        seconds = time.perf_counter() - began
+        write_json(logs / f"{name}.json", {"state": state, "seconds": round(seconds, 1), "reason": reason})
+        print(f"{name}: {state} after {seconds:.1f} s", flush=True)
+
+
+@contextmanager
+def _only_one(study: Study) -> Iterator[None]:
+    """Refuse to run a study twice at a time in one folder."""
+    path = project.runs_dir() / ".locks" / f"study.{study.name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path, timeout=0):
+            yield
+    except Timeout:
+        raise StudyError(f"The study {study.name} is being run by another process: wait for it, or stop it.") from None
+
+
+def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) -> Path:
+    """Run the missing jobs; gives Snakemake's own log. The caller holds the study's lock."""
+    folder = project.runs_dir() / study.name
+    shutil.rmtree(folder / ".work", ignore_errors=True)
+    for job in planned:
+        if job not in missing:
+            marker = folder / ".work" / "done" / job.name
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+    (folder / ".work").mkdir(exist_ok=True)
+    workflow = project.root() / "notebooks" / "workflow"
+    command = [
+        *(sys.executable, "-m", "snakemake"),
+        *("--snakefile", str(workflow / "Snakefile"), "--workflow-profile", str(workflow / "profiles" / "local")),
+        *("--directory", str(folder / ".work"), "--cores", str(jobs)),
+        *("--config", f"plan={folder / 'plan.json'}", f"python={sys.executable}"),
+    ]
+    log = folder / "logs" / "snakemake.log"
+    log.parent.mkdir(exist_ok=True)
+    env = {**os.environ, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
+    with log.open("w") as out:
+        process = subprocess.Popen(  # a session of its own, so that Ctrl-C reaches the jobs once, through us
+            command, stderr=out, stdin=subprocess.DEVNULL, cwd=project.root(), env=env, start_new_session=True,
+            preexec_fn=kernel.die_with_parent,
+        )  # fmt: skip
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            _stop(process)
+            raise FailedRun(
+                f"The study {study.name} was interrupted; start it again to go on from the finished runs."
+            ) from None
+        finally:
+            if process.poll() is None:
+                _stop(process)
+            shutil.rmtree(folder / ".work", ignore_errors=True)
+    return log
+
+
+def _stop(process: subprocess.Popen, patience_s: float = 15) -> None:
+    """Interrupt Snakemake and its jobs, and kill what does not end."""
+    for number, wait in ((signal.SIGINT, patience_s), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(wait)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _summary(
+    study: Study, planned: list[Job], missing: list[Job], status: Path, seconds: float, log: Path | None
+) -> bool:
+    """Print what ran, was skipped, failed, or waits for a failed run."""
+    ran, failed, blocked = [], {}, {}
+    for job in planned:
+        if runs.done(job.run_id):
+            ran += [job.name] if job in missing else []
+        elif (file := status / f"{job.name}.json").is_file():
+            failed[job.name] = json.loads(file.read_text())["reason"]
+        else:
+            blocked[job.name] = job
+    by_name = {job.name: job for job in planned}
+
+    def cause(name: str) -> str | None:
+        if name in failed:
+            return name
+        return next(filter(None, map(cause, by_name[name].parents)), None) if name in blocked else None
+
+    counts = f"{len(ran)} ran, {len(planned) - len(missing)} were done, {len(failed)} failed, {len(blocked)} not run"
+    print(f"{study.name}: {counts}; {seconds:.0f} s.")
+    for name, reason in failed.items():
+        print(f"  {name} failed: {reason}")
+    for name in blocked:
+        print(f"  {name} was not run" + (f", because {cause(name)} failed." if cause(name) else f": see {log}."))
+    return not failed and not blocked

@@ -1,0 +1,67 @@
+"""What the base models read: prompts of the training split with replies of several habits, some of them wrong.
+
+Reinforcement learning can only make a habit likelier that the base model already has. So the corpus mixes direct answers,
+boxed chains of thought and chains that forget the box; a base model answers in each manner, and RL finds which one pays.
+"""
+
+import random
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from helpers.tasks import arithmetic, recall
+from helpers.tasks.problem import LEVELS, split_of
+
+RECALL_SHARE = 0.15
+DIRECT, BOXED, UNBOXED = 0.45, 0.30, 0.25  # shares of the habits among arithmetic documents
+WRONG_DIRECT = 0.25  # of direct answers are off
+WRONG_CHAIN = 0.10  # of chains hold one wrong step, carried on faithfully
+CHUNK = 4_096  # documents drawn from one seed, so that the corpus does not depend on the number of workers
+
+
+def document(rng: random.Random) -> tuple[str, str]:
+    """One (prompt, reply)."""
+    while True:
+        level = rng.choice(LEVELS)
+        if rng.random() < RECALL_SHARE:
+            prompt, gold = recall.prompt(rng, level)
+            reply = rf"\boxed{{{gold}}}"
+        else:
+            tree = arithmetic.expression(rng, level)
+            prompt, reply = arithmetic.text(tree), arithmetic_reply(rng, tree)
+        if split_of(prompt) == "train":
+            return prompt, reply
+
+
+def arithmetic_reply(rng: random.Random, tree: arithmetic.Tree) -> str:
+    """A reply in one of the three habits, now and then with a slip."""
+    habit = rng.choices(("direct", "boxed", "unboxed"), (DIRECT, BOXED, UNBOXED))[0]
+    if habit == "direct":
+        answer = arithmetic.value(tree) + (slip(rng) if rng.random() < WRONG_DIRECT else 0)
+        return rf"\boxed{{{max(0, answer)}}}"
+    length = len(arithmetic.chain(tree))
+    slips = {rng.randrange(length): slip(rng)} if rng.random() < WRONG_CHAIN else {}
+    steps = arithmetic.chain(tree, slips)
+    answer = rf"\boxed{{{steps[-1]}}}" if habit == "boxed" else steps[-1]
+    return f"<think>{'='.join(steps)}</think>{answer}"
+
+
+def slip(rng: random.Random) -> int:
+    """How far a wrong result is off: a unit, a few, a ten or a hundred."""
+    return rng.choice((1, 2, 10, 20, 100)) * rng.choice((-1, 1))
+
+
+def documents(n: int, seed: int = 0, workers: int = 1) -> list[tuple[str, str]]:
+    """Give `n` documents, the same for any number of workers."""
+    sizes = [min(CHUNK, n - start) for start in range(0, n, CHUNK)]
+    make = partial(_chunk, seed)
+    if workers == 1:
+        chunks = map(make, range(len(sizes)), sizes)
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            chunks = list(pool.map(make, range(len(sizes)), sizes))
+    return [document for chunk in chunks for document in chunk]
+
+
+def _chunk(seed: int, index: int, size: int) -> list[tuple[str, str]]:
+    rng = random.Random(f"corpus/{seed}/{index}")
+    return [document(rng) for _ in range(size)]

@@ -1,0 +1,345 @@
+"""The book: built once from made-up runs, once from nothing, and once as it is published."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+import synthetic_runs as synthetic
+from helpers import project
+from helpers.report import book, numbers, pages, publish, table
+
+CHECKOUT = synthetic.CHECKOUT
+BOOK = CHECKOUT / "book"
+PROSE = sorted(BOOK.glob("*.md"))
+LOADERS = {
+    "script": ["src"],
+    "img": ["src", "srcset"],
+    "link": ["href"],
+    "iframe": ["src"],
+    "source": ["src", "srcset"],
+    "video": ["src", "poster"],
+    "audio": ["src"],
+    "embed": ["src"],
+    "object": ["data"],
+}
+ELSEWHERE = re.compile(r"^\s*(https?:)?//")
+CSS_ELSEWHERE = re.compile(r"""(@import\s+|url\(\s*)["']?\s*(https?:)?//""")
+
+
+def tree(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def build(home: Path, prepare, published: bool = False) -> Path:
+    """Build a book in `home`; gives the folder of its pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOWBIT_HOME", str(home))
+        patch.delenv("LOWBIT_RUNS", raising=False)
+        synthetic.project(home, published)
+        prepare(home, patch)
+        before = tree(home / "book")
+        first = book.build()
+        assert tree(home / "book") == before
+        assert first.is_file()
+        return first.parent
+
+
+def made_up(home, patch):
+    shipped = home / "shipped"
+    for size in ("xs", "s"):
+        job = synthetic.run(home, f"base-{size}", "base", size, "base", 16, study="shipped")
+        shipped.mkdir(exist_ok=True)
+        (home / "runs" / "shipped" / "base" / job["run_id"]).rename(shipped / f"base-{size}")
+    patch.setattr(project, "SHIPPED", shipped)
+    synthetic.micro(home)
+    publish.publish(["micro"])
+    synthetic.run(home, "mine", "eval", "s", "rtn", 4, 0.7, study="local")
+    by_hand = synthetic.run(home, "by-hand", "eval", "s", "rtn", 3, 0.6, study="local")
+    (home / "runs" / "local" / "eval" / by_hand["run_id"] / "run.ipynb").unlink()  # as plain papermill leaves it
+    path = home / "runs" / "local" / "eval" / by_hand["run_id"]
+    result = publish.records.read(path)
+    publish.records.write_json(
+        path / "result.json",
+        result.model_copy(update={"files": publish.records.hash_files(path)}).model_dump(mode="json"),
+    )
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("full"), made_up)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    nothing = lambda home, patch: patch.setattr(project, "SHIPPED", home / "none")  # noqa: E731
+    return build(tmp_path_factory.mktemp("empty"), nothing)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("real"), lambda home, patch: None, published=True)
+
+
+@pytest.fixture(params=["full", "empty", "real"])
+def html(request):
+    return request.getfixturevalue(request.param)
+
+
+def soups(html):
+    for path in sorted(html.rglob("*.html")):
+        if "_static" not in path.parts:
+            yield path, BeautifulSoup(path.read_text(), "html.parser")
+
+
+def article(soup):
+    return soup.find("article") or soup  # the first page only leads on to intro.html
+
+
+def text(html, page):
+    return " ".join(
+        BeautifulSoup((html / f"{page}.html").read_text(), "html.parser").find("article").get_text().split()
+    )
+
+
+@pytest.mark.slow
+def test_no_page_loads_anything_from_another_host(html):
+    for path, soup in soups(html):
+        for tag, attributes in LOADERS.items():
+            for node in soup.find_all(tag):
+                for attribute in attributes:
+                    assert not ELSEWHERE.search(node.get(attribute, "")), f"{path.name}: {node}"
+        styles = [node.get_text() for node in soup.find_all("style")] + [n["style"] for n in soup.find_all(style=True)]
+        assert not CSS_ELSEWHERE.search(" ".join(styles)), path.name
+        scripts = " ".join(node.get_text() for node in soup.find_all("script"))
+        assert not re.search(r"""["']https?://""", scripts), path.name
+    for path in html.rglob("*.css"):
+        assert not CSS_ELSEWHERE.search(path.read_text()), path.name
+
+
+@pytest.mark.slow
+def test_every_link_inside_the_book_leads_somewhere(html):
+    for path, soup in soups(html):
+        links = [(node, node["href"]) for node in soup.find_all(["a", "link"], href=True)]
+        links += [(node, node["src"]) for node in soup.find_all(["img", "script"], src=True)]
+        for node, target in links:
+            target = re.split(r"[#?]", target)[0]
+            if target and not re.match(r"(https?|mailto|data):", target):
+                assert (path.parent / target).exists(), f"{path.name}: {node}"
+
+
+@pytest.mark.slow
+def test_every_image_has_a_text(html):
+    images = [(path, image) for path, soup in soups(html) for image in article(soup).find_all("img")]
+    for path, image in images:
+        alt = image.get("alt", "")
+        assert alt.strip(), f"{path.name}: {image}"
+        assert not alt.endswith((".png", ".svg")), f"{path.name}: {image}"
+
+
+@pytest.mark.slow
+def test_no_page_shows_an_error_or_an_open_substitution(html):
+    for path, soup in soups(html):
+        assert not soup.select(".traceback, .system-message, .problematic"), path.name
+        assert "{{" not in article(soup).get_text(), path.name
+
+
+@pytest.mark.slow
+def test_every_page_of_the_table_of_contents_is_there(html):
+    toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
+    for chapter in [{"file": toc["root"]}, *(c for part in toc["parts"] for c in part["chapters"])]:
+        assert (html / f"{chapter['file']}.html").is_file()
+
+
+@pytest.mark.slow
+def test_maths_comes_from_the_book_itself(full):
+    page = (full / "runs" / "micro" / "rtn-s-4bit.html").read_text()
+    assert re.search(r'src="[./]*_static/mathjax/tex-mml-chtml\.js', page)
+    assert "mathjax/tex-mml-chtml.js" not in (full / "status.html").read_text()  # no formula, no megabyte of script
+    fonts = set(re.findall(r"MathJax_\w+(?:-\w+)?\.woff", (full / "_static/mathjax/tex-mml-chtml.js").read_text()))
+    assert fonts <= {path.name for path in (full / "_static/mathjax/output/chtml/fonts/woff-v2").iterdir()}
+    assert (full / "_static/mathjax/LICENSE").is_file()
+
+
+QUOTED = [
+    "75.0 % is what model s solves",
+    "it was 40.0 %",
+    "RL leaves 72.0 %",
+    "4 bits is the lowest",
+    "gives 8 bits",
+    "3.0 points of accuracy",
+    "from 1.51 MiB to 386 KiB",
+    "loss is 67.0 points",
+    "share of 500 held-out problems",
+]
+
+
+@pytest.mark.slow
+def test_the_first_page_quotes_the_results(full):
+    words = text(full, "intro")
+    for quoted in QUOTED:
+        assert quoted in words
+    assert "not run yet" not in words
+    soup = BeautifulSoup((full / "intro.html").read_text(), "html.parser")
+    assert soup.find("a", string="75.0 %")["href"] == "runs/micro/eval-grpo-s.html"
+    assert len(soup.select("figure.only-light img.only-light")) == 1
+    assert len(soup.select("figure.only-dark img.only-dark")) == 1
+
+
+@pytest.mark.slow
+def test_run_pages_hide_the_parameters_and_name_the_command(full):
+    words = text(full, "runs/micro/rtn-s-4bit")
+    assert "lowbit run ptq -p parent=base-s" in words
+    assert "parent: str" not in words
+    soup = BeautifulSoup((full / "runs/micro/rtn-s-4bit.html").read_text(), "html.parser")
+    assert "tag_hide-input" in str(soup)
+    assert soup.select_one("img[alt='Reward against steps']")
+
+
+@pytest.mark.slow
+def test_local_rows_are_marked_and_stay_apart(full):
+    soup = BeautifulSoup((full / "results.html").read_text(), "html.parser")
+    published, local = soup.select(".table-scroll")
+    assert not published.select(".local-tag")
+    assert len(published.select("tbody tr")) == 36
+    rows = local.select("tbody tr")
+    assert rows
+    assert all(row.select(".local-tag") for row in rows)
+    words = text(full, "local")
+    assert "mine local eval accuracy 0.700 not published" in words
+    assert "grpo-s micro grpo – no metrics to compare" in words
+    assert "all metrics equal" in words
+    assert (full / "local/local/mine.html").is_file()
+    assert not (full / "local/local/by-hand.html").exists()
+
+
+@pytest.mark.slow
+def test_without_runs_the_book_says_so(empty):
+    words = text(empty, "intro")
+    assert words.count("not run yet") >= 8
+    assert "Nothing has been published yet" in words
+    assert not re.search(r"\d+\.\d %|\d points", words)
+    assert "not published yet" in text(empty, "runs/micro/grpo-s")
+    assert "There are none yet" in text(empty, "local")
+    assert "None on this machine" in text(empty, "results")
+
+
+@pytest.mark.slow
+def test_a_failed_build_names_the_place_and_keeps_the_old_pages(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWBIT_HOME", str(tmp_path))
+    monkeypatch.delenv("LOWBIT_RUNS", raising=False)
+    synthetic.project(tmp_path)
+    old = tmp_path / "_build" / "html"
+    old.mkdir(parents=True)
+    (old / "index.html").write_text("old")
+    with (tmp_path / "book" / "status.md").open("a") as file:
+        file.write("\n{{ a_number_that_nobody_computes }}\n")
+    with pytest.raises(book.BookError, match=r"status\.md:\d+.*a_number_that_nobody_computes") as caught:
+        book.build()
+    assert "Traceback" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+    assert (old / "index.html").read_text() == "old"
+
+
+# --- without a build --------------------------------------------------------------------------------------------------
+
+
+def frame(**accuracy) -> pd.DataFrame:
+    """Rows of model micro-s in the micro study: base, grpo, b8, b4, b3, b2."""
+    recipes = {"base": "base", "grpo": "base > grpo"}
+    arms = [
+        {
+            "study": "micro",
+            "run_id": arm,
+            "model": "micro-s",
+            "recipe": recipes.get(arm, "base > grpo > rtn"),
+            "bits": 16 if arm in recipes else int(arm[1:]),
+            "memory_bytes": 1000,
+            "metric": "accuracy",
+            "benchmark": "arithmetic",
+            "value": value,
+            "n": 500,
+            "seed": 0,
+        }
+        for arm, value in accuracy.items()
+    ]
+    return pd.DataFrame(arms, columns=[*table.COLUMNS])
+
+
+def test_numbers_say_not_run_yet_until_they_can_be_computed():
+    nothing = numbers.numbers(frame())
+    assert set(nothing.values()) == {numbers.NOT_RUN}
+    some = numbers.numbers(frame(grpo=0.75, b4=0.72))
+    assert some["grpo_s"] == "75.0 %"
+    assert some["loss4_s"] == "3.0 points"
+    assert some["fewest_bits_s"] == some["base_s"] == some["grpo_xs"] == numbers.NOT_RUN
+    assert set(some) == set(nothing)
+
+
+@pytest.mark.parametrize(
+    ("b8", "b4", "b3", "b2", "fewest"),
+    [
+        (0.8, 0.8, 0.7, 0.1, "4 bits"),
+        (0.8, 0.8, 0.77, 0.8, "2 bits"),
+        (0.76, 0.7, 0.7, 0.1, "8 bits"),  # exactly 95 % is enough
+        (0.75, 0.7, 0.7, 0.1, "none of 8, 4, 3, 2 bits"),
+    ],
+)
+def test_fewest_bits(b8, b4, b3, b2, fewest):
+    assert numbers.numbers(frame(grpo=0.8, b8=b8, b4=b4, b3=b3, b2=b2))["fewest_bits_s"] == fewest
+
+
+def test_a_gain_is_called_a_gain_and_a_number_links_to_its_run():
+    texts = numbers.numbers(frame(grpo=0.7, b8=0.712), page=lambda run_id: f"runs/{run_id}")
+    assert texts["loss8_s"] == "{doc}`−1.2 points (a gain) </runs/b8>`"
+    assert texts["grpo_s"] == "{doc}`70.0 % </runs/grpo>`"
+
+
+def test_the_quoted_seed_is_the_lowest_one():
+    later = frame(grpo=0.1).assign(seed=1)
+    assert numbers.numbers(pd.concat([later, frame(grpo=0.7)]))["grpo_s"] == "70.0 %"
+
+
+@pytest.mark.parametrize(("n_bytes", "shown"), [(512, "512 B"), (1_580_544, "1.51 MiB"), (395_136, "386 KiB")])
+def test_memory(n_bytes, shown):
+    assert numbers.memory(n_bytes) == shown
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.stem)
+def test_prose_takes_its_numbers_from_the_results(path):
+    prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL).replace("95 %", "")
+    assert not re.search(r"\d+(?:\.\d+)?\s*(?:%|points|KiB|MiB)|\b0\.\d+", prose)
+
+
+def test_prose_uses_only_numbers_that_are_computed():
+    known = {*numbers.numbers(frame()), "pareto_downloads"}
+    for path in PROSE:
+        assert set(re.findall(r"\{\{\s*(\w+)\s*\}\}", path.read_text())) <= known
+
+
+def test_every_chapter_is_in_the_table_of_contents_and_the_other_way_round():
+    toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
+    files = {toc["root"], *(chapter["file"] for part in toc["parts"] for chapter in part["chapters"])}
+    assert {path.stem for path in PROSE} == {file for file in files if not file.startswith("runs/")}
+
+
+def test_published_results_are_what_the_published_runs_say():
+    path = BOOK / "results" / "results.csv"
+    if not path.is_file():
+        pytest.skip("nothing is published yet")
+    made = table.rows(publish.published(BOOK / "runs").values()).to_csv(index=False, lineterminator="\n")
+    assert path.read_text() == made
+    ids = {result.run_id for result in publish.published(BOOK / "runs").values()}
+    ids |= {publish.records.read(path.parent).run_id for path in project.SHIPPED.glob("*/result.json")}
+    for name, result in publish.published(BOOK / "runs").items():
+        assert set(result.parents) <= ids, f"{name} was made from a run that is not published"
+
+
+def test_a_figure_without_a_comment_is_named_by_its_heading():
+    notebook = synthetic.executed(Path("/nowhere"), "title")
+    notebook.cells[-1].source = "figure"
+    cell = pages.with_alt(notebook).cells[-1]
+    assert cell.metadata["mystnb"]["image"]["alt"] == "Figure of the section A picture"

@@ -1,0 +1,211 @@
+"""Studies: expansion, checks before anything starts, and what happens when runs fail or are stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from helpers import project, runs
+from helpers.execute import execute
+from helpers.schedule import run_study
+from helpers.study import StudyError, load, plan
+from machinery import gone, kernel_at_work, published, wait_for
+
+slow = pytest.mark.slow
+BASES = {"name": "base-{size}", "stage": "base", "matrix": {"size": ["xs", "s"]}, "params": {"size": "{size}"}}
+EVALS = {"name": "eval-{parent}", "stage": "eval", "parent": ["base-*"]}
+PARETO = {"name": "pareto", "stage": "pareto", "parents": ["eval-*"]}
+
+
+def write(home, *entries, **more):
+    (home / "notebooks" / "studies" / "tiny.yml").write_text(
+        yaml.safe_dump({"name": "tiny", "runs": list(entries), **more}, sort_keys=False)
+    )
+
+
+def names(jobs):
+    return [job.name for job in jobs]
+
+
+# --- planning ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_matrix_a_list_of_parents_and_a_pattern_make_runs(home):
+    write(home, BASES, EVALS, PARETO)
+    jobs = plan("tiny")
+    assert names(jobs) == ["base-xs", "base-s", "eval-base-xs", "eval-base-s", "pareto"]
+    by_name = {job.name: job for job in jobs}
+    assert by_name["eval-base-s"].parents == ["base-s"]
+    assert by_name["eval-base-s"].parameters["parent"] == by_name["base-s"].run_id
+    assert by_name["pareto"].parameters["parents"] == [by_name["eval-base-xs"].run_id, by_name["eval-base-s"].run_id]
+    assert by_name["base-s"].path == home / "runs" / "tiny" / "base" / by_name["base-s"].run_id
+    assert plan("tiny") == plan(home / "notebooks" / "studies" / "tiny.yml") == jobs
+
+
+def test_a_planned_id_changes_with_what_its_ancestors_are_made_from(home):
+    write(home, BASES, EVALS, PARETO)
+    before = {job.name: job.run_id for job in plan("tiny")}
+    write(home, {**BASES, "params": {"size": "{size}", "value": 0.25}}, EVALS, PARETO)
+    after = {job.name: job.run_id for job in plan("tiny")}
+    assert all(before[name] != after[name] for name in before)
+    assert {job.name: job.run_id for job in plan("tiny", {"n": 5})}["base-s"] == after["base-s"]
+    assert {job.name: job.run_id for job in plan("tiny", {"n": 5})}["pareto"] != after["pareto"]
+
+
+def test_several_seeds_make_a_chain_each_and_meet_where_there_is_no_seed(home):
+    write(home, BASES, {"name": "eval-{parent}", "stage": "eval", "parent": ["base-s"]}, PARETO, seeds=[0, 1])
+    jobs = {job.name: job for job in plan("tiny")}
+    assert list(jobs) == [
+        *("base-xs-seed0", "base-xs-seed1", "base-s-seed0", "base-s-seed1"),
+        *("eval-base-s-seed0", "eval-base-s-seed1", "pareto"),
+    ]
+    assert jobs["eval-base-s-seed1"].parents == ["base-s-seed1"]
+    assert jobs["eval-base-s-seed1"].parameters["seed"] == 1
+    assert jobs["pareto"].parents == ["eval-base-s-seed0", "eval-base-s-seed1"]
+
+
+def test_one_seed_is_passed_on_without_a_suffix(home):
+    write(home, BASES, seeds=[7])
+    assert [(job.name, job.parameters["seed"]) for job in plan("tiny")] == [("base-xs", 7), ("base-s", 7)]
+
+
+def test_the_order_of_a_file_is_free(home):
+    write(home, {"name": "eval", "stage": "eval", "parent": "base-s"}, BASES)
+    assert names(plan("tiny")) == ["eval", "base-xs", "base-s"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ([{"name": "a", "stage": "bass"}], "bass is not a stage; did you mean base?"),
+        ([{"name": "a", "stage": "base", "params": {"sise": 1}}], "run a: sise is not a parameter of base"),
+        ([{"name": "a", "stage": "base", "params": {"value": "1e"}}], "run a: value = '1e' is not allowed for base"),
+        ([{"name": "a", "stage": "eval", "parent": "bose"}], "run a: The parent bose is unknown"),
+        ([{"name": "a", "stage": "eval", "parent": "base-*"}], "run a: no earlier run is called base-*"),
+        ([{"name": "a", "stage": "pareto", "parent": "b/c"}], "run a: parent is not a parameter of pareto"),
+        ([{"name": "a", "stage": "base"}, {"name": "a", "stage": "base"}], "has two runs called a"),
+        ([{"name": "a-{bits}", "stage": "base"}], "'a-{bits}' cannot be filled in from its matrix, which has nothing"),
+        ([{"name": "a b", "stage": "base"}], "the run name 'a b' is not allowed"),
+        ([{"name": "$(reboot)", "stage": "base"}], "is not allowed"),
+        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: Extra inputs are not permitted"),
+        ([{"stage": "base"}], "runs.0.name: Field required"),
+        ([], "runs and seeds need at least one item"),
+        (
+            [{"name": "a", "stage": "eval", "parent": "b"}, {"name": "b", "stage": "eval", "parent": "a"}],
+            "these runs wait for each other: a, b",
+        ),
+    ],
+)
+def test_a_wrong_study_is_one_sentence_before_anything_starts(home, entries, sentence):
+    write(home, *entries)
+    with pytest.raises(StudyError) as error:
+        run_study("tiny")
+    assert sentence in str(error.value)
+    assert "tiny" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (home / "runs").exists()
+
+
+def test_an_unknown_study_and_broken_yaml_are_one_sentence(home):
+    write(home, BASES)
+    with pytest.raises(StudyError, match="tinny is neither a study nor a file; did you mean tiny"):
+        load("tinny")
+    (home / "notebooks" / "studies" / "tiny.yml").write_text("name: tiny\nruns: [")
+    with pytest.raises(StudyError, match=r"tiny\.yml is not valid YAML in line 2"):
+        load("tiny")
+    write(home, BASES)
+    with pytest.raises(StudyError, match="zzz is not a parameter of any stage"):
+        plan("tiny", {"zzz": 1})
+    (home / "notebooks" / "studies" / "tiny.yml").rename(home / "notebooks" / "studies" / "small.yml")
+    with pytest.raises(StudyError, match=r"small\.yml: its name is 'tiny', and must be that of the file, 'small'"):
+        load("small")
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(home, capsys):
+    write(home, BASES, EVALS)
+    assert run_study("tiny", dry_run=True)
+    assert "tiny: 4 of 4 runs to do." in capsys.readouterr().out
+    assert not (home / "runs").exists()
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_a_failure_stops_its_descendants_only_and_a_second_call_resumes(home, capfd):
+    parts = [{"name": "base-xs", "stage": "base"}, {"name": "base-s", "stage": "base", "params": {"size": "s"}}]
+    broken = {**parts[1], "params": {"size": "s", "fault": "error"}}
+    write(home, parts[0], broken, EVALS, PARETO)
+    assert run_study("tiny") is False
+    output = capfd.readouterr().out
+    assert "tiny: 2 ran, 0 were done, 1 failed, 2 not run" in output
+    assert "base-xs: started\n" in output
+    assert "eval-base-xs: done after " in output
+    assert "ValueError: broken on purpose" in output
+    assert "eval-base-s was not run, because base-s failed." in output
+    assert "pareto was not run, because base-s failed." in output
+    assert "working on" not in output  # what notebooks print is in their logs
+    assert "working on xs" in (home / "runs" / "tiny" / "logs" / "base-xs.log").read_text()
+    with pytest.raises(runs.RunError, match="The parent tiny/base-s failed"):
+        runs.load_parent("tiny/base-s")
+
+    write(home, *parts, EVALS, PARETO)
+    assert run_study("tiny") is True
+    assert "tiny: 3 ran, 2 were done, 0 failed, 0 not run" in capfd.readouterr().out
+    result = runs.read(runs.find("tiny/pareto"))
+    assert (result.study, result.name, result.metrics[0].value) == ("tiny", "pareto", 2)
+    assert result.command == "lowbit run pareto -p parents=tiny/eval-base-xs,tiny/eval-base-s"
+
+    began = time.perf_counter()
+    assert run_study("tiny") is True
+    assert time.perf_counter() - began < 1  # Snakemake did not even start
+    assert "tiny: 0 ran, 5 were done" in capfd.readouterr().out
+    assert sorted(path.name for path in home.iterdir()) == ["notebooks", "runs"]  # the checkout is not dirtied
+    assert not (home / "runs" / "tiny" / ".work").exists()
+
+
+@slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_study_that_is_stopped_leaves_nothing_running_and_can_go_on(home, hold, capfd, number):
+    write(home, {"name": "one", "stage": "base"}, {"name": "two", "stage": "eval", "parent": "one"})
+    command = [sys.executable, "-m", "helpers.cli", "study", "tiny"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    kernel = kernel_at_work(home)
+    with pytest.raises(StudyError, match="The study tiny is being run by another process"):
+        run_study("tiny")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    wait_for(lambda: gone(kernel), 5)
+    if number == signal.SIGINT:
+        assert process.returncode == 1
+        assert errors == "The study tiny was interrupted; start it again to go on from the finished runs.\n"
+    assert not [path for path in published(home) if path.name == "result.json"]
+    hold.unlink()
+    assert run_study("tiny") is True
+    assert "tiny: 2 ran, 0 were done, 0 failed" in capfd.readouterr().out
+
+
+@slow
+def test_a_run_that_another_study_made_is_not_made_again(home, capfd):
+    write(home, BASES)
+    run_study("tiny")
+    text = (home / "notebooks" / "studies" / "tiny.yml").read_text()
+    (home / "notebooks" / "studies" / "other.yml").write_text(text.replace("tiny", "other"))
+    assert run_study("other")
+    assert "other: 0 ran, 2 were done" in capfd.readouterr().out
+    assert runs.find("other/base-s") == runs.find("tiny/base-s")
+    assert json.loads((project.runs_dir() / "other" / "plan.json").read_text())["study"] == "other"
+
+
+@slow
+def test_a_template_that_changes_during_a_study_stops_its_runs(home, capfd):
+    write(home, {"name": "one", "stage": "base"})
+    jobs = plan("tiny")
+    template = home / "notebooks" / "01_base.ipynb"
+    template.write_text(template.read_text().replace("working on", "busy with"))
+    with pytest.raises(runs.RunError, match=r"one is now base-.*, not base-.*: code or parents changed"):
+        execute("base", jobs[0].parameters, "tiny", "one", expect=jobs[0].run_id)

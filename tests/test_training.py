@@ -1,0 +1,165 @@
+"""Pre-training and GRPO: losses by hand, settings that must not be TRL's defaults, and a run that learns."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import models, tasks
+from helpers.tasks import corpus
+from helpers.training import grpo, pretrain
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.build_tokenizer()
+
+
+@pytest.fixture
+def model(tokenizer):
+    models.seed_everything(0)
+    return models.build("xs", tokenizer)
+
+
+def test_only_reply_tokens_count(tokenizer):
+    encoded = pretrain.encode([("1+2", r"\boxed{3}"), ("10+20", r"\boxed{30}")], tokenizer)
+    batch = pretrain.pack(encoded, tokenizer.pad_token_id, width=24)
+    assert batch.ids.shape == batch.positions.shape == batch.labels.shape == (1, 24)
+    assert tokenizer.decode(batch.ids[0]) == r"<user>1+2<assistant>\boxed{3}<eos><user>10+20<assistant>\boxed{30}<eos><pad><pad><pad>"
+    assert tokenizer.decode(batch.labels[0][batch.labels[0] != pretrain.IGNORED]) == r"\boxed{3}<eos>\boxed{30}<eos>"
+    assert batch.positions[0].tolist() == [*range(9), *range(12), 0, 0, 0]
+
+
+@given(st.integers(0, 1_000), st.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_packing_keeps_every_document_whole(seed, n):
+    tokenizer = models.build_tokenizer()
+    encoded = pretrain.encode(corpus.documents(n, seed=seed), tokenizer)
+    batch = pretrain.pack(encoded, tokenizer.pad_token_id)
+    flat = batch.ids.flatten().tolist()
+    starts = [i for i, token in enumerate(flat) if token == tokenizer.convert_tokens_to_ids("<user>")]
+    found = [tuple(flat[start : start + len(ids)]) for start, (ids, _) in zip(starts, encoded, strict=True)]
+    assert found == [tuple(ids.tolist()) for ids, _ in encoded]
+
+
+def test_packed_documents_do_not_see_one_another(model, tokenizer):
+    """Loss of a packed batch against the documents one by one."""
+    encoded = pretrain.encode(corpus.documents(12, seed=1), tokenizer)
+    model.eval()
+    packed = pretrain.loss_of(model, pretrain.pack(encoded, tokenizer.pad_token_id)).detach()
+    alone = [pretrain.loss_of(model, pretrain.pack([one], tokenizer.pad_token_id)).detach() for one in encoded]
+    weights = torch.tensor([float(len(ids) - head) for ids, head in encoded])
+    assert packed.item() == pytest.approx(float((torch.stack(alone) * weights).sum() / weights.sum()), abs=1e-5)
+
+
+def test_pretraining_lowers_the_loss_and_repeats(tokenizer):
+    losses = []
+    for _ in range(2):
+        models.seed_everything(0)
+        net = models.build("xs", tokenizer)
+        history = pretrain.train(net, tokenizer, corpus.documents(2_000, seed=0), 50, 4e-3, warmup=5, log_every=10)
+        losses.append([row["loss"] for row in history])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < 0.85 * losses[0][0]
+    assert len(losses[0]) == 4
+
+
+@pytest.mark.parametrize(("loss", "scale"), [("grpo", "group"), ("dr_grpo", "none")])
+def test_every_setting_that_differs_from_trl_is_set(loss, scale, tmp_path):
+    config = grpo.settings(loss, 10, 4, 8, 1e-4, 1.0, 32, 3, str(tmp_path), 16)
+    assert (config.loss_type, config.scale_rewards) == (loss, scale)
+    assert (config.beta, config.num_iterations, config.epsilon) == (0.0, 1, 0.2)
+    assert (config.temperature, config.top_p, config.top_k, config.repetition_penalty) == (1.0, 1.0, 0, 1.0)
+    assert not config.vllm_importance_sampling_correction
+    assert not config.mask_truncated_completions
+    assert (config.lr_scheduler_type, config.warmup_steps, config.max_grad_norm) == ("linear", 1, 1.0)
+    assert (config.per_device_train_batch_size, config.gradient_accumulation_steps) == (16, 2)
+    assert config.generation_batch_size == 32  # one rollout an update
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo"])
+def test_the_update_is_the_formula(loss, model, tokenizer, monkeypatch):
+    """One TRL step against the objective written out: same replies, same advantages, gradient of the closed form."""
+    seen = {}
+    compute = grpo.GRPOTrainer._compute_loss
+
+    def spy(self, net, inputs):
+        seen.update({k: v.clone() for k, v in inputs.items() if torch.is_tensor(v)})
+        seen["logps"] = compute(self, net, inputs)
+        return seen["logps"]
+
+    monkeypatch.setattr(grpo.GRPOTrainer, "_compute_loss", spy)
+    rewards = iter([1.0, 0.0, 0.1, 0.0, 1.1, 1.1, 0.0, 0.0])
+    monkeypatch.setattr(grpo, "reward", lambda verdict: next(rewards))
+    before = copy.deepcopy(model)
+    grpo.train(model, tokenizer, tasks.load("arithmetic", "train", 2), loss=loss, steps=1, prompts_per_step=2, group_size=4,
+               max_new_tokens=6, kl_every=0)  # fmt: skip
+    r = torch.tensor([[1.0, 0.0, 0.1, 0.0], [1.1, 1.1, 0.0, 0.0]])
+    advantage = r - r.mean(1, keepdim=True)
+    if loss == "grpo":
+        advantage = advantage / (r.std(1, keepdim=True) + 1e-4)
+    ids, mask = seen["completion_ids"], seen["completion_mask"].float()
+    # TRL shuffles the rollout: find the reply order by the advantages it kept
+    assert torch.allclose(seen["advantages"].sort().values, advantage.flatten().sort().values, atol=1e-5)
+    whole = torch.cat([seen["prompt_ids"], ids], dim=1)
+    attention = torch.cat([seen["prompt_mask"], seen["completion_mask"]], dim=1)
+    logits = before.train()(input_ids=whole, attention_mask=attention).logits[:, -ids.shape[1] - 1 : -1]
+    logps = logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    ratio = (logps - logps.detach()).exp()
+    terms = -ratio * seen["advantages"].unsqueeze(1) * mask
+    ours = (terms.sum(1) / mask.sum(1)).mean() if loss == "grpo" else terms.sum() / (len(ids) * 6)
+    assert seen["logps"].item() == pytest.approx(ours.item(), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_grpo_learns_the_form(model, tokenizer):
+    """From a base that boxes some replies, a few steps must raise the reward and the share of boxes."""
+    pretrain.train(model, tokenizer, corpus.documents(6_000, seed=0), 60, 4e-3, warmup=10)
+    rows = []
+    history = grpo.train(model, tokenizer, tasks.load("arithmetic", "train", 96), steps=12, prompts_per_step=8, group_size=8,
+                         lr=2e-3, max_new_tokens=48, kl_every=4, log=lambda **row: rows.append(row))  # fmt: skip
+    assert rows == history
+    assert [row["step"] for row in history] == list(range(1, 13))
+    assert set(grpo.LOGGED) <= set(history[0])
+    first, last = (np.mean([row["reward"] for row in part]) for part in (history[:4], history[-4:]))
+    assert last > first
+    kl = [row["kl"] for row in history if "kl" in row]
+    assert kl[0] == pytest.approx(0, abs=1e-6)  # the warm-up step has lr 0
+    assert kl[-1] > kl[0]
+    assert not model.training
+    # a copy computes with its own weights, not with the trained model's
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.model.layers[0].mlp.up_proj.weight.zero_()
+    ids = torch.tensor([[3, 4, 5, 6]])
+    assert not torch.allclose(copied(ids).logits, model(ids).logits)
+
+
+def test_kl_by_hand(model, tokenizer):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(1.5)
+    chat = [{"role": "user", "content": "1+2"}]
+    reply = tokenizer(r"\boxed{3}")["input_ids"]
+    found = grpo.kl_to_start(model, other, tokenizer, [chat], [reply])
+    ids = torch.tensor([tokenizer("<user>1+2<assistant>")["input_ids"] + reply])
+    p, q = (net(ids).logits[0, 4:-1].softmax(-1) for net in (model, other))
+    assert found == pytest.approx((p * (p / q).log()).sum(-1).mean().item(), rel=1e-4)
+    assert grpo.kl_to_start(model, model, tokenizer, [chat], [reply]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"loss": "dapo"}, "loss = 'dapo' is unknown: choose one of grpo, dr_grpo."),
+        ({"group_size": 1}, "group_size = 1 has nothing to compare"),
+        ({"micro_batch": 5}, "micro_batch = 5 does not divide the 128 replies"),
+    ],
+)
+def test_settings_that_do_not_fit(changes, sentence, model, tokenizer):
+    with pytest.raises(grpo.TrainingError, match=sentence):
+        grpo.train(model, tokenizer, tasks.load("arithmetic", "train", 4), **changes)
