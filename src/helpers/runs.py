@@ -83,14 +83,26 @@ class Run:
     parents: list[RunRef]
     managed: bool
     began: float = field(default_factory=time.perf_counter)
+    spoke: float = float("-inf")
+
+    @property
+    def id(self) -> str:
+        """The run id (a session whose cells were edited gets another one when it finishes)."""
+        return self.context.run_id
 
     def log(self, **row: Any) -> None:
-        """Append a row to metrics.jsonl; a number that is not finite is written as null."""
+        """Append a row to metrics.jsonl (a number that is not finite as null), and print one now and then.
+
+        So long work shows its progress, and the executed notebook stays small.
+        """
         row = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
         }
         with disk_errors(self.path), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, default=float) + "\n")  # default: scalars of numpy and torch
+        if time.perf_counter() - self.spoke >= SECONDS_BETWEEN_LINES:
+            self.spoke = time.perf_counter()
+            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
 
     def finish(
         self,
@@ -111,12 +123,12 @@ class Run:
         }
         try:
             draft = Draft.model_validate(given)
-            json.dumps(draft.model_dump(mode="json"), allow_nan=False)  # also what `model` and `detail` hold
+            json.dumps(draft.model_dump(), allow_nan=False)  # also what `model` and `detail` hold
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise RunError(f"run.finish() cannot record {where} = {first['input']!r}: {first['msg']}.") from None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise RunError(f"run.finish() cannot record what it was given: {error}.") from None
         result = complete(self.context, draft, time.perf_counter() - self.began)
         if self.managed:
@@ -172,6 +184,8 @@ def describe(
 ) -> tuple[Context, list[RunRef]]:
     """What is known of a run before it starts, and its parents; `parameters` are complete and checked."""
     template = project.template(stage)
+    if parameters.get("parent") == "":
+        raise RunError(f"parent is empty for {stage}: give a run id, study/name, a shipped name, a folder or a hub id.")
     parent = load_parent(parameters["parent"]) if parameters.get("parent") else None
     parents = [load_parent(ref) for ref in parameters.get("parents", [])]
     parameters = dict(parameters)
