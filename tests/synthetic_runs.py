@@ -100,7 +100,7 @@ def _model(size: str, method: str, bits: int) -> dict:
     recipe = {"base": "base", "grpo": "base > grpo", "rtn": "base > grpo > rtn"}[method]
     scheme = {"scheme": f"w{bits}g64", "group_size": 64} if bits < 16 else {"scheme": "bf16", "group_size": None}
     return {
-        "name": f"micro-{size}",
+        "name": size,
         "recipe": recipe,
         "parameters": SIZES[size],
         "method": method,

@@ -248,13 +248,13 @@ def test_a_failed_build_names_the_place_and_keeps_the_old_pages(tmp_path, monkey
 
 
 def frame(**accuracy) -> pd.DataFrame:
-    """Rows of model micro-s in the micro study: base, grpo, b8, b4, b3, b2."""
+    """Rows of model s in the micro study: base, grpo, b8, b4, b3, b2."""
     recipes = {"base": "base", "grpo": "base > grpo"}
     arms = [
         {
             "study": "micro",
             "run_id": arm,
-            "model": "micro-s",
+            "model": "s",
             "recipe": recipes.get(arm, "base > grpo > rtn"),
             "bits": 16 if arm in recipes else int(arm[1:]),
             "memory_bytes": 1000,

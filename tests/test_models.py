@@ -60,7 +60,9 @@ def test_sizes(size, millions, tokenizer):
 def test_what_is_saved_is_what_is_loaded(saved):
     model, folder = saved
     loaded, tokenizer = models.load(folder)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
+    )
     assert loaded.dtype == torch.float32
     assert not loaded.training
     assert tokenizer.padding_side == "left"

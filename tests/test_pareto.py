@@ -6,6 +6,7 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
+from helpers.errors import UserError
 from helpers.report.pareto import pareto, points
 
 mpl.use("Agg")
@@ -61,5 +62,5 @@ def test_files_and_labels(tmp_path):
 
 
 def test_no_rows_is_said():
-    with pytest.raises(ValueError, match="no rows with metric 'bleu' on 'arithmetic'"):
+    with pytest.raises(UserError, match="no evaluation has bleu on arithmetic: the metrics there are accuracy"):
         points(results(*ARMS), metric="bleu")

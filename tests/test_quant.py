@@ -63,7 +63,9 @@ def test_a_grid_keeps_zero_is_idempotent_and_errs_by_half_a_step(scheme, rows, c
 @pytest.mark.parametrize("granularity", ["tensor", "channel", "group"])
 def test_more_bits_err_less(granularity):
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    errors = [float((dequantize(round_to_nearest(weight, Scheme(b, granularity))) - weight).norm()) for b in (2, 3, 4, 8)]
+    errors = [
+        float((dequantize(round_to_nearest(weight, Scheme(b, granularity))) - weight).norm()) for b in (2, 3, 4, 8)
+    ]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < errors[0] / 30
 

@@ -28,7 +28,10 @@ def test_only_reply_tokens_count(tokenizer):
     encoded = pretrain.encode([("1+2", r"\boxed{3}"), ("10+20", r"\boxed{30}")], tokenizer)
     batch = pretrain.pack(encoded, tokenizer.pad_token_id, width=24)
     assert batch.ids.shape == batch.positions.shape == batch.labels.shape == (1, 24)
-    assert tokenizer.decode(batch.ids[0]) == r"<user>1+2<assistant>\boxed{3}<eos><user>10+20<assistant>\boxed{30}<eos><pad><pad><pad>"
+    assert (
+        tokenizer.decode(batch.ids[0])
+        == r"<user>1+2<assistant>\boxed{3}<eos><user>10+20<assistant>\boxed{30}<eos><pad><pad><pad>"
+    )
     assert tokenizer.decode(batch.labels[0][batch.labels[0] != pretrain.IGNORED]) == r"\boxed{3}<eos>\boxed{30}<eos>"
     assert batch.positions[0].tolist() == [*range(9), *range(12), 0, 0, 0]
 

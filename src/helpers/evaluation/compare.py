@@ -36,7 +36,9 @@ def compare(first: Metric, second: Metric) -> Comparison:
     """
     for metric in (first, second):
         if metric.k != 1 or "correct" not in metric.detail:
-            raise UserError(f"{metric.metric} with k = {metric.k} cannot be paired: give accuracy with k = 1 over the whole task.")
+            raise UserError(
+                f"{metric.metric} with k = {metric.k} cannot be paired: give accuracy with k = 1 over the whole task."
+            )
     if first.detail["problems"] != second.detail["problems"]:
         raise UserError(
             f"the problems differ ({first.detail['problems']}, {second.detail['problems']}): evaluate both with the same task, n, "
@@ -78,7 +80,10 @@ def comparisons(evaluations: Sequence[Result], task: str) -> pd.DataFrame:
         if len(parents) == 1:
             rows.append((name, recipe, scheme, seed, compare(parents[0], metric)))
     adjusted = holm([c.p_value for *_, c in rows])
-    verdicts = ["noise" if p >= 0.05 else "higher" if c.difference > 0 else "lower" for (*_, c), p in zip(rows, adjusted, strict=True)]
+    verdicts = [
+        "noise" if p >= 0.05 else "higher" if c.difference > 0 else "lower"
+        for (*_, c), p in zip(rows, adjusted, strict=True)
+    ]
     return pd.DataFrame(
         {
             "model": [r[0] for r in rows],

@@ -1,7 +1,7 @@
 """Scores of a model on a set of problems, with 95 % intervals.
 
-Greedy decoding gives one reply a problem: accuracy is a share of `n` independent trials and gets Wilson's interval. With `k` sampled
-replies a problem, avg@k averages within each problem first, and the interval is Student's t over the `n` problem means: replies to
+Greedy decoding gives one reply a problem: accuracy is a share of `n` independent trials and gets Wilson's interval. With `k`
+sampled replies a problem, avg@k averages within each problem first, and the interval is Student's t over the `n` problem means: replies to
 one problem are not independent, so they must not be counted as `n * k` trials. The mean reward is treated in the same way.
 
 Every score keeps what a paired test needs: a mark for each problem, in order, and a hash of the problems.
@@ -70,8 +70,16 @@ def summarize(
     def add(metric: str, score: Score, benchmark: str, rows: np.ndarray, detail: dict | None = None) -> None:
         metrics.append(
             Metric(
-                metric=metric, value=score.value, n=len(rows), k=k, ci_low=score.low, ci_high=score.high, task=task,
-                benchmark=benchmark, reply_tokens=float(lengths[rows].mean()), detail=detail or {},
+                metric=metric,
+                value=score.value,
+                n=len(rows),
+                k=k,
+                ci_low=score.low,
+                ci_high=score.high,
+                task=task,
+                benchmark=benchmark,
+                reply_tokens=float(lengths[rows].mean()),
+                detail=detail or {},
             )
         )
 

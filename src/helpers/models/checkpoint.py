@@ -48,7 +48,9 @@ def refuse_non_finite(model: PreTrainedModel, ref: str) -> None:
             )
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, card: str, dtype=torch.bfloat16) -> Path:
+def save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, card: str, dtype=torch.bfloat16
+) -> Path:
     """Write model, tokenizer and a model card (`card` is its text) into `folder`; a bfloat16 copy unless `dtype` says otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     refuse_non_finite(model, str(folder))
@@ -57,12 +59,12 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     model.save_pretrained(folder)
     model.to(was)  # what was rounded stays rounded: the model in memory is now the model on the disk
     tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n{card}\n")
+    (folder / "README.md").write_text(
+        f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n{card}\n"
+    )
     return folder
 
 
 def count_parameters(model: PreTrainedModel) -> int:
     """Number of weights, a tied matrix counted once."""
     return sum(p.numel() for p in model.parameters())
-
-

@@ -17,7 +17,11 @@ FULL_PRECISION = {"scheme": "bf16", "bits": 16, "group_size": None}
 
 
 def describe(
-    model: PreTrainedModel, parent: RunRef | None = None, step: str | None = None, scheme: Any = None, name: str | None = None
+    model: PreTrainedModel,
+    parent: RunRef | None = None,
+    step: str | None = None,
+    scheme: Any = None,
+    name: str | None = None,
 ) -> dict[str, Any]:
     """The description of `model`: made from `parent` by `step` (None: it is the parent itself), on the grid of `scheme`.
 

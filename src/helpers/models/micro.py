@@ -37,8 +37,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?think>|\\boxed\{|[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()  # the default would join the characters with spaces
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, additional_special_tokens=[USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE, padding_side="left", model_max_length=MAX_POSITIONS, clean_up_tokenization_spaces=False,
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        padding_side="left",
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -46,9 +53,18 @@ def build(size: str, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """A micro model with fresh random float32 weights; seed PyTorch first."""
     hidden, layers = SIZES[size]
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=hidden, num_hidden_layers=layers, intermediate_size=3 * hidden,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True, use_cache=True, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=3 * hidden,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        use_cache=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)

@@ -25,4 +25,6 @@ def report_table(report: Sequence[LayerReport]) -> pd.DataFrame:
 def weight_error(report: Sequence[LayerReport]) -> Metric:
     """The mean relative error of the layers' weights, as a metric over layers."""
     value = sum(r.error for r in report) / len(report)
-    return Metric(metric="weight_error", value=value, n=len(report), k=1, ci_low=None, ci_high=None, task="", benchmark="weights")
+    return Metric(
+        metric="weight_error", value=value, n=len(report), k=1, ci_low=None, ci_high=None, task="", benchmark="weights"
+    )

@@ -57,7 +57,9 @@ def round_to_nearest(weight: torch.Tensor, scheme: Scheme) -> Quantized:
         scale = (high - low) / top
     scale = scale.clamp(min=TINY).half()
     if not torch.isfinite(scale).all():
-        raise SchemeError(f"a weight of size {float(w.abs().max()):.3g} needs a scale beyond float16: rescale the layer.")
+        raise SchemeError(
+            f"a weight of size {float(w.abs().max()):.3g} needs a scale beyond float16: rescale the layer."
+        )
     step = scale.float()
     zero = torch.full_like(step, middle) if scheme.symmetric else torch.round(-low / step).clamp(0, top)
     codes = (torch.round(w / step) + zero).clamp(int(scheme.symmetric), top)

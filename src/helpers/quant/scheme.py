@@ -45,7 +45,9 @@ class Scheme:
         """Read what `str(scheme)` writes."""
         match = re.fullmatch(r"w(\d+)(?:(pt|pc)|g(\d+))(-sym)?", text)
         if not match:
-            raise SchemeError(f"scheme {text!r} cannot be read: write w4g64, w8pc or w8pt, with -sym for a symmetric grid.")
+            raise SchemeError(
+                f"scheme {text!r} cannot be read: write w4g64, w8pc or w8pt, with -sym for a symmetric grid."
+            )
         bits, code, group, symmetric = match.groups()
         granularity = {"pt": "tensor", "pc": "channel", None: "group"}[code]
         return cls(int(bits), granularity, int(group) if group else 64, symmetric is not None)

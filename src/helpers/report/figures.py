@@ -36,7 +36,9 @@ def training_curves(history: Sequence[Mapping[str, float]], smooth: int = 5) -> 
             steps, values = np.array(rows).T
             axis.plot(steps, values, ".", color=theme.bits[8], alpha=0.35, markersize=4)
             if len(values) >= 2 * smooth:
-                axis.plot(steps[smooth - 1 :], np.convolve(values, np.ones(smooth) / smooth, "valid"), color=theme.bits[8])
+                axis.plot(
+                    steps[smooth - 1 :], np.convolve(values, np.ones(smooth) / smooth, "valid"), color=theme.bits[8]
+                )
             else:
                 axis.plot(steps, values, color=theme.bits[8])
             axis.set_title(title)
@@ -55,7 +57,9 @@ def by_level(scores: Mapping[str, Sequence[tuple[float, float, float]]], title: 
             values, low, high = np.array(rows).T
             levels = np.arange(1, len(rows) + 1) + 0.06 * (index - (len(scores) - 1) / 2)
             bars = [np.clip(values - low, 0, None), np.clip(high - values, 0, None)]
-            axis.errorbar(levels, values, bars, fmt="o-", capsize=3, color=colours[index % 5], label=label, markersize=4)
+            axis.errorbar(
+                levels, values, bars, fmt="o-", capsize=3, color=colours[index % 5], label=label, markersize=4
+            )
         axis.set(xlabel="level (steps that a problem needs)", ylim=(0, top * 1.02), title=title)
         axis.set_xticks(range(1, len(rows) + 1))
         axis.legend()

@@ -60,7 +60,7 @@ def memory(n_bytes: float) -> str:
 
 
 def _row(rows: pd.DataFrame, size: str, recipe: str, bits: int) -> pd.Series | None:
-    match = rows[(rows["model"] == f"micro-{size}") & (rows["recipe"] == recipe) & (rows["bits"] == bits)]
+    match = rows[(rows["model"] == size) & (rows["recipe"] == recipe) & (rows["bits"] == bits)]
     return None if match.empty else match.iloc[0]
 
 

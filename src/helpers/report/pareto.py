@@ -14,10 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from helpers.errors import UserError
 from helpers.report.style import DARK, LIGHT, MARKERS, OTHER_MARKER, Theme, themed
 
 ARM = ["model", "recipe", "method", "scheme", "bits"]
-OFFSETS = [(8, -13), (8, 6), (-8, 8), (-8, -14), (0, 12), (0, -18), (14, -26), (-14, 22)]  # where a label may stand, in points
+OFFSETS = [
+    (8, -13),
+    (8, 6),
+    (-8, 8),
+    (-8, -14),
+    (0, 12),
+    (0, -18),
+    (14, -26),
+    (-14, 22),
+]  # where a label may stand, in points
 
 
 def points(results: pd.DataFrame, metric: str = "accuracy", task: str = "arithmetic") -> pd.DataFrame:
@@ -28,7 +38,9 @@ def points(results: pd.DataFrame, metric: str = "accuracy", task: str = "arithme
     """
     rows = results[(results["metric"] == metric) & (results["benchmark"] == task) & (results["source"] == "run")]
     if rows.empty:
-        raise ValueError(f"no rows with metric {metric!r} on {task!r}")
+        raise UserError(
+            f"no evaluation has {metric} on {task}: the metrics there are {', '.join(sorted(set(results['metric'])))}."
+        )
     table = (
         rows.groupby(ARM, dropna=False)
         .agg(
@@ -59,7 +71,7 @@ def pareto(results: pd.DataFrame, stem: Path, metric: str = "accuracy", task: st
 def draw(table: pd.DataFrame, theme: Theme, metric: str, task: str) -> Figure:
     """The figure in one theme."""
     figure, axis = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
-    for (_, scheme, bits), group in table.groupby(["recipe", "scheme", "bits"]):
+    for (_, _scheme, bits), group in table.groupby(["recipe", "scheme", "bits"]):
         style = "--" if bits == 16 else "-"
         axis.plot(group["memory_bytes"], group["value"], style, color=theme.bits[bits], lw=0.9, alpha=0.45, zorder=1)
     edge = table[table["frontier"]]
@@ -78,8 +90,10 @@ def draw(table: pd.DataFrame, theme: Theme, metric: str, task: str) -> Figure:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
     sizes = (table["n"].max(), table["k"].max(), table["seeds"].max())
     axis.set(
-        xlabel="effective memory of the model (simulated from codes, scales and zero points)", ylabel=f"{metric} on {task}",
-        ylim=(-0.03, 1.0), title=f"{metric} on {task}, n = {sizes[0]}, k = {sizes[1]}, seeds = {sizes[2]}, 95 % intervals",
+        xlabel="effective memory of the model (simulated from codes, scales and zero points)",
+        ylabel=f"{metric} on {task}",
+        ylim=(-0.03, 1.0),
+        title=f"{metric} on {task}, n = {sizes[0]}, k = {sizes[1]}, seeds = {sizes[2]}, 95 % intervals",
     )
     axis.margins(x=0.08)
     axis.legend(handles=_legend(table, theme), loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -98,10 +112,12 @@ def _bytes(value: float) -> str:
 
 def _legend(table: pd.DataFrame, theme: Theme) -> list[Line2D]:
     bits = [
-        Line2D([], [], marker="o", ls="", color=theme.bits[b], label=f"{b} bit") for b in sorted(set(table["bits"]), reverse=True)
+        Line2D([], [], marker="o", ls="", color=theme.bits[b], label=f"{b} bit")
+        for b in sorted(set(table["bits"]), reverse=True)
     ]
     methods = [
-        Line2D([], [], marker=MARKERS.get(m, OTHER_MARKER), ls="", color=theme.ink, label=m) for m in dict.fromkeys(table["method"])
+        Line2D([], [], marker=MARKERS.get(m, OTHER_MARKER), ls="", color=theme.ink, label=m)
+        for m in dict.fromkeys(table["method"])
     ]
     return [*bits, *methods, Line2D([], [], color=theme.ink, lw=1.2, label="frontier")]
 
@@ -110,7 +126,8 @@ def _label(axis: Axes, rows: pd.DataFrame, all_rows: pd.DataFrame, theme: Theme)
     """Name the frontier's points, each at the first offset where its text touches no other text and no point."""
     renderer = axis.figure.canvas.get_renderer()
     taken = [
-        (x - 6, y - 6, x + 6, y + 6) for x, y in axis.transData.transform(all_rows[["memory_bytes", "value"]].to_numpy(dtype=float))
+        (x - 6, y - 6, x + 6, y + 6)
+        for x, y in axis.transData.transform(all_rows[["memory_bytes", "value"]].to_numpy(dtype=float))
     ]
     frame = axis.get_window_extent(renderer)
     for row in rows.itertuples():

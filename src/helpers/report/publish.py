@@ -83,6 +83,14 @@ def published(folder: Path | None = None) -> dict[str, Result]:
     return found
 
 
+def evaluations(study: str) -> list[Result]:
+    """The published evaluation runs of a study. Errors: `PublishError` where there are none."""
+    found = [result for result in published().values() if (result.study, result.stage) == (study, "eval")]
+    if not found:
+        raise PublishError(f"study {study} has no published evaluation: give the runs to compare as `parents`.")
+    return found
+
+
 def write_results(results: dict[str, Result], folder: Path) -> None:
     """Write results.csv, and the figure where there is something to draw."""
     df = table.rows(list(results.values()))

@@ -77,3 +77,31 @@ def write() -> Path:
     with disk_errors(path):
         write_text(path, frame.to_csv(index=False, lineterminator="\n"))
     return path
+
+
+def summary(frame: pd.DataFrame, task: str) -> pd.DataFrame:
+    """One row an evaluated model on `task`: bits, memory, accuracy and reward with their 95 % intervals, avg@k, reply length."""
+    whole = frame[frame["benchmark"] == task]
+    keys = ["model", "recipe", "scheme", "seed"]
+    shown = []
+    for _, group in whole.groupby(keys, dropna=False, sort=False):
+        by_metric = {row["metric"]: row for _, row in group.iterrows()}
+        first = group.iloc[0]
+        shown.append(
+            {
+                **{key: first[key] for key in keys},
+                "effective bits": round(first["effective_bits"], 2),
+                "KiB": round(first["memory_bytes"] / 1024, 1),
+                **{
+                    name: _shown(row)
+                    for name, row in by_metric.items()
+                    if name.startswith(("accuracy", "avg@", "reward"))
+                },
+                "tokens": round(first["reply_tokens"], 1),
+            }
+        )
+    return pd.DataFrame(shown)
+
+
+def _shown(row: pd.Series) -> str:
+    return f"{row['value']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"

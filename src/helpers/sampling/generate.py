@@ -43,7 +43,11 @@ def sample(
         config = GenerationConfig(do_sample=True, temperature=temperature, top_p=top_p, top_k=0)
     else:
         config = GenerationConfig(do_sample=False)
-    config.update(max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, eos_token_id=model.generation_config.eos_token_id)
+    config.update(
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=model.generation_config.eos_token_id,
+    )
     torch.manual_seed(seed)
     prompts = tokenizer.apply_chat_template([messages(p) for p in problems], add_generation_prompt=True, tokenize=False)
     lengths = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]

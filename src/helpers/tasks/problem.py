@@ -45,7 +45,11 @@ def load(task: str, split: str, n: int, seed: int = 0, levels: Sequence[int] = L
 
     Errors: `TaskError` for an unknown task, split or level, and where the split holds fewer than `n` distinct problems.
     """
-    for name, value, allowed in [("task", task, TASKS), ("split", split, SPLITS), *(("level", x, LEVELS) for x in levels)]:
+    for name, value, allowed in [
+        ("task", task, TASKS),
+        ("split", split, SPLITS),
+        *(("level", x, LEVELS) for x in levels),
+    ]:
         if value not in allowed:
             raise TaskError(f"{name} = {value!r} is unknown: choose one of {', '.join(map(str, allowed))}.")
     if not levels:
@@ -61,7 +65,9 @@ def load(task: str, split: str, n: int, seed: int = 0, levels: Sequence[int] = L
                 found[prompt] = Problem(f"{task}-{split}-{seed}-{index}", prompt, gold, level)
                 break
         else:
-            raise TaskError(f"n = {n} is more than {task} has: level {level} of split {split!r} ended at {index} problems.")
+            raise TaskError(
+                f"n = {n} is more than {task} has: level {level} of split {split!r} ended at {index} problems."
+            )
     return list(found.values())
 
 

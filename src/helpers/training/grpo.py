@@ -45,8 +45,16 @@ class TrainingError(UserError):
 
 
 def settings(
-    loss: str, steps: int, prompts_per_step: int, group_size: int, lr: float, temperature: float, max_new_tokens: int, seed: int,
-    folder: str, micro_batch: int = 0,
+    loss: str,
+    steps: int,
+    prompts_per_step: int,
+    group_size: int,
+    lr: float,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+    folder: str,
+    micro_batch: int = 0,
 ) -> GRPOConfig:
     """TRL's configuration for one rollout and one update a step; `micro_batch` replies a backward pass (0: all at once)."""
     replies = prompts_per_step * group_size
@@ -123,7 +131,11 @@ def train(
             loss, steps, prompts_per_step, group_size, lr, temperature, max_new_tokens, seed, folder, micro_batch
         )
         trainer = GRPOTrainer(
-            model, reward_funcs=boxed_answer, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
+            model,
+            reward_funcs=boxed_answer,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
             callbacks=[Recorder()],
         )
         trainer.remove_callback(PrinterCallback)
@@ -136,7 +148,11 @@ def train(
 
 @torch.no_grad()
 def kl_to_start(
-    model: PreTrainedModel, start: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence, completion_ids: Sequence,
+    model: PreTrainedModel,
+    start: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence,
+    completion_ids: Sequence,
     most: int = 64,
 ) -> float:
     """KL(model || start) in nats a token, averaged over the tokens of at most `most` replies that the model wrote."""
@@ -145,7 +161,9 @@ def kl_to_start(
     rows = [(head, list(reply)) for head, reply in zip(heads, completion_ids, strict=False)]
     width = max(len(head) + len(reply) for head, reply in rows)
     pad = tokenizer.pad_token_id
-    ids = torch.tensor([head + reply + [pad] * (width - len(head) - len(reply)) for head, reply in rows], device=model.device)
+    ids = torch.tensor(
+        [head + reply + [pad] * (width - len(head) - len(reply)) for head, reply in rows], device=model.device
+    )
     mask = torch.zeros(ids.shape, dtype=torch.bool, device=model.device)
     for row, (head, reply) in enumerate(rows):
         mask[row, len(head) - 1 : len(head) + len(reply) - 1] = True  # the position that predicts each reply token

@@ -1,0 +1,120 @@
+"""The stage templates: their form, and each one executed at its smallest setting on the models that ship."""
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+
+from helpers import params, project, runs
+from helpers.execute import execute
+
+TEMPLATES = project.templates()
+SMALLEST = {  # stage -> parameters; 07 compares the evaluations made here
+    "base": {"size": "xs", "documents": 1_000, "batch_size": 100},
+    "grpo": {"parent": "base-xs", "steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 8},
+    "ptq": {"parent": "base-xs", "bits": 2},
+    "eval": {"parent": "base-xs", "n": 5, "k": 2, "max_new_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("stage", TEMPLATES)
+def test_form(stage):
+    notebook = json.loads(TEMPLATES[stage].read_text())
+    cells = notebook["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+    assert code[0]["metadata"]["tags"] == ["parameters"]
+    assert "params.check()" in params.source(code[1])
+    assert all(len(params.source(cell).splitlines()) <= 20 for cell in code), "one idea a cell"
+    assert all(param.help for param in params.template(TEMPLATES[stage]).values())
+    assert params.source(cells[0]).startswith("# ")
+    assert "**Question.**" in params.source(cells[0])
+    assert any("## Change one thing" in params.source(cell) for cell in cells)
+
+
+@pytest.mark.parametrize("stage", TEMPLATES)
+def test_every_parameter_is_used(stage):
+    first, *rest = params.code_cells(TEMPLATES[stage])
+    names = {
+        node.id for cell in rest for node in ast.walk(ast.parse(params.source(cell))) if isinstance(node, ast.Name)
+    }
+    declared = set(params.declared(params.source(first)))
+    # parents reach the notebook through the run; a seed may be there to be recorded
+    assert declared - names <= {"parent", "parents"}
+
+
+@pytest.fixture
+def own_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWBIT_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.mark.slow
+def test_all_stages_at_their_smallest(own_runs, tmp_path):
+    made = {stage: execute(stage, given, out=(tmp_path / "out").open("w")) for stage, given in SMALLEST.items()}
+    results = {stage: runs.read(outcome.path) for stage, outcome in made.items()}
+    assert results["base"].model["recipe"] == "base"
+    assert results["grpo"].model["recipe"] == "base > grpo"
+    assert results["ptq"].model["recipe"] == "base > rtn"
+    assert results["ptq"].model["scheme"] == "w2g64"
+    assert results["ptq"].memory.total_bytes < results["grpo"].memory.total_bytes / 3
+    assert not results["ptq"].memory.packed
+    assert {m.metric for m in results["eval"].metrics} >= {"accuracy", "reward", "avg@2", "reward@2"}
+    assert len(results["grpo"].files) >= 5
+    rows = (made["grpo"].path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2]
+    lower = execute("eval", SMALLEST["eval"] | {"parent": results["ptq"].run_id}, out=(tmp_path / "out").open("a"))
+    assert runs.read(lower.path).memory == results["ptq"].memory
+    together = execute("pareto", {"parents": [made["eval"].run_id, lower.run_id]}, out=(tmp_path / "out").open("a"))
+    assert {"pareto.svg", "pareto-dark.svg", "pareto.csv"} <= {path.name for path in together.path.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_metrics(own_runs, tmp_path):
+    found = []
+    for attempt in ("first", "second"):
+        own_runs.joinpath("x").parent.mkdir(exist_ok=True)
+        outcome = execute("eval", SMALLEST["eval"] | {"k": 3}, out=(tmp_path / "out").open("w"))
+        assert outcome.state == "done"
+        found.append(runs.read(outcome.path).metrics)
+        own_runs.rename(tmp_path / attempt)
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_plain_papermill_from_another_folder(own_runs, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(TEMPLATES["ptq"]),
+        "out.ipynb",
+        "-p",
+        "parent",
+        "base-xs",
+        "-p",
+        "bits",
+        "3",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (path,) = own_runs.glob("local/ptq/*/result.json")
+    assert runs.read(path).parameters["bits"] == 3
+
+
+@pytest.mark.slow
+def test_plain_papermill_stops_at_a_misspelt_parameter(own_runs, tmp_path):
+    command = [sys.executable, "-m", "papermill", str(TEMPLATES["ptq"]), "out.ipynb", "-p", "bitz", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    notebook = json.loads((tmp_path / "out.ipynb").read_text())
+    errors = [
+        output for cell in notebook["cells"] for output in cell.get("outputs", []) if output["output_type"] == "error"
+    ]
+    assert [output["evalue"] for output in errors][0].startswith(
+        "bitz is not a parameter of this notebook; did you mean bits?"
+    )
+    assert not list(own_runs.glob("local/ptq/*"))
