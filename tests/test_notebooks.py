@@ -114,7 +114,5 @@ def test_plain_papermill_stops_at_a_misspelt_parameter(own_runs, tmp_path):
     errors = [
         output for cell in notebook["cells"] for output in cell.get("outputs", []) if output["output_type"] == "error"
     ]
-    assert [output["evalue"] for output in errors][0].startswith(
-        "bitz is not a parameter of this notebook; did you mean bits?"
-    )
+    assert errors[0]["evalue"].startswith("bitz is not a parameter of this notebook; did you mean bits?")
     assert not list(own_runs.glob("local/ptq/*"))

@@ -14,7 +14,8 @@ mpl.use("Agg")
 
 def results(*arms, **common):
     rows = [
-        {"source": "run", "metric": "accuracy", "benchmark": "arithmetic", "model": model, "recipe": recipe, "method": recipe.split(" > ")[-1],
+        {"source": "run", "metric": "accuracy", "benchmark": "arithmetic", "model": model, "recipe": recipe,
+         "method": recipe.split(" > ")[-1],
          "scheme": f"w{bits}g64" if bits < 16 else "bf16", "bits": bits, "effective_bits": float(bits), "memory_bytes": memory,
          "value": value, "ci_low": max(0, value - 0.04), "ci_high": min(1, value + 0.04), "n": 500, "k": 1, "seed": seed} | common
         for model, recipe, bits, memory, value, seed in arms

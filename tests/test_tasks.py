@@ -16,7 +16,8 @@ from helpers.tasks.problem import split_of
 def test_splits_are_disjoint_and_repeatable(task):
     drawn = {split: {p.prompt for p in load(task, split, 400, seed)} for seed, split in enumerate(SPLITS)}
     assert all(len(prompts) == 400 for prompts in drawn.values())
-    assert not drawn["train"] & drawn["test"] and not drawn["train"] & drawn["calibration"]
+    assert not drawn["train"] & drawn["test"]
+    assert not drawn["train"] & drawn["calibration"]
     assert not drawn["test"] & drawn["calibration"]
     assert load(task, "test", 50, seed=3) == load(task, "test", 50, seed=3)
     assert load(task, "test", 50, seed=3) != load(task, "test", 50, seed=4)

@@ -110,7 +110,7 @@ def test_the_update_is_the_formula(loss, model, tokenizer, monkeypatch):
     assert torch.allclose(seen["advantages"].sort().values, advantage.flatten().sort().values, atol=1e-5)
     whole = torch.cat([seen["prompt_ids"], ids], dim=1)
     attention = torch.cat([seen["prompt_mask"], seen["completion_mask"]], dim=1)
-    logits = before.train()(input_ids=whole, attention_mask=attention).logits[:, -ids.shape[1] - 1 : -1]
+    logits = before.to(ids.device).train()(input_ids=whole, attention_mask=attention).logits[:, -ids.shape[1] - 1 : -1]
     logps = logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     ratio = (logps - logps.detach()).exp()
     terms = -ratio * seen["advantages"].unsqueeze(1) * mask

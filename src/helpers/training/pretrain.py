@@ -2,8 +2,8 @@
 
 Only reply tokens and the end mark count in the loss: prompts are random numbers, there is nothing to learn from them. Documents are
 packed one after another into rows, so almost nothing is padding; positions start again with each document, from which the
-model's own mask keeps them from seeing one another. (Batches sorted by length would save as much padding and learn far worse: every step
-would then see short replies only, or long ones only.)
+model's own mask keeps them from seeing one another. (Batches sorted by length would save as much padding and
+learn far worse: every step would then see short replies only, or long ones only.)
 """
 
 import math
