@@ -2,7 +2,8 @@
 
 Greedy decoding gives one reply a problem: accuracy is a share of `n` independent trials and gets Wilson's interval. With `k`
 sampled replies a problem, avg@k averages within each problem first, and the interval is Student's t over the `n` problem
-means: replies to one problem are not independent, so they must not be counted as `n * k` trials. The mean reward is treated in the same way.
+means: replies to one problem are not independent, so they must not be counted as `n * k` trials. The mean reward is treated in
+the same way.
 
 Every score keeps what a paired test needs: a mark for each problem, in order, and a hash of the problems.
 """
