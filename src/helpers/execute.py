@@ -96,7 +96,7 @@ def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> 
         "LOWBIT_HOME": str(project.root()),
         "LOWBIT_RUNS": str(project.runs_dir()),
         "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
     }
     try:
         papermill.execute_notebook(
