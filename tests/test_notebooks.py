@@ -12,7 +12,7 @@ from helpers.execute import execute
 
 TEMPLATES = project.templates()
 SMALLEST = {  # stage -> parameters; 07 compares the evaluations made here
-    "base": {"size": "xs", "documents": 1_000, "batch_size": 100},
+    "base": {"size": "xs", "steps": 10, "batch_size": 50},
     "grpo": {"parent": "base-xs", "steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 8},
     "ptq": {"parent": "base-xs", "bits": 2},
     "eval": {"parent": "base-xs", "n": 5, "k": 2, "max_new_tokens": 8},

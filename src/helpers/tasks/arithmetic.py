@@ -1,8 +1,8 @@
 """Micro arithmetic: expressions of one to five operators whose answer takes as many exact steps.
 
-Every number that appears on the way lies between 0 and 9,999, subtraction never goes below zero, and one factor of a product
-is at most `MAX_FACTOR`, so a step is small enough for a model of 0.15 M parameters to learn while five steps in one go are not.
-That gap is what makes it a reasoning task: writing the steps out pays.
+Every number that appears on the way lies between 0 and 9,999 and subtraction never goes below zero, so a step is small enough
+for a model of 0.15 M parameters to learn, most of the time, while five steps in one go are not. That gap is what makes it a
+reasoning task: writing the steps out pays. Products of two-digit numbers are the steps that small models get wrong.
 
     12+3*(20-6)   ->   12+3*14 = 12+42 = 54
 """
@@ -10,7 +10,6 @@ That gap is what makes it a reasoning task: writing the steps out pays.
 import random
 
 MAX_OPERAND = 50
-MAX_FACTOR = 12
 MAX_VALUE = 9_999
 PRECEDENCE = {"+": 1, "-": 1, "*": 2}
 
@@ -24,7 +23,7 @@ def step(op: str, left: int, right: int) -> int:
 
 def allowed(op: str, left: int, right: int) -> bool:
     """Whether the task has this step."""
-    return 0 <= step(op, left, right) <= MAX_VALUE and (op != "*" or min(left, right) <= MAX_FACTOR)
+    return 0 <= step(op, left, right) <= MAX_VALUE
 
 
 def expression(rng: random.Random, operators: int) -> Tree:

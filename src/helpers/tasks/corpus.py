@@ -1,21 +1,19 @@
 """What the base models read: prompts of the training split with replies of several habits, some of them wrong.
 
 Reinforcement learning can only make a habit likelier that the base model already has. So the corpus mixes direct answers,
-boxed chains of thought and chains that forget the box; a base model answers in each manner, and RL finds which one pays.
+boxed chains of thought and chains that forget the box; a base model answers in each manner, most often straight away, and RL
+finds which one pays.
 """
 
 import random
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 
 from helpers.tasks import arithmetic, recall
 from helpers.tasks.problem import LEVELS, split_of
 
 RECALL_SHARE = 0.15
-DIRECT, BOXED, UNBOXED = 0.45, 0.30, 0.25  # shares of the habits among arithmetic documents
+DIRECT, BOXED, UNBOXED = 0.56, 0.28, 0.16  # shares of the habits among arithmetic documents
 WRONG_DIRECT = 0.25  # of direct answers are off
 WRONG_CHAIN = 0.10  # of chains hold one wrong step, carried on faithfully
-CHUNK = 4_096  # documents drawn from one seed, so that the corpus does not depend on the number of workers
 
 
 def document(rng: random.Random) -> tuple[str, str]:
@@ -50,18 +48,7 @@ def slip(rng: random.Random) -> int:
     return rng.choice((1, 2, 10, 20, 100)) * rng.choice((-1, 1))
 
 
-def documents(n: int, seed: int = 0, workers: int = 1) -> list[tuple[str, str]]:
-    """Give `n` documents, the same for any number of workers."""
-    sizes = [min(CHUNK, n - start) for start in range(0, n, CHUNK)]
-    make = partial(_chunk, seed)
-    if workers == 1:
-        chunks = map(make, range(len(sizes)), sizes)
-    else:
-        with ProcessPoolExecutor(workers) as pool:
-            chunks = list(pool.map(make, range(len(sizes)), sizes))
-    return [document for chunk in chunks for document in chunk]
-
-
-def _chunk(seed: int, index: int, size: int) -> list[tuple[str, str]]:
-    rng = random.Random(f"corpus/{seed}/{index}")
-    return [document(rng) for _ in range(size)]
+def documents(n: int, seed: int = 0, part: int = 0) -> list[tuple[str, str]]:
+    """Give the `n` documents of one part of the corpus; parts are independent, so workers can make them in any order."""
+    rng = random.Random(f"corpus/{seed}/{part}")
+    return [document(rng) for _ in range(n)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 IGNORED = -100
@@ -66,43 +67,58 @@ def loss_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch.labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
+class Batches(Dataset):
+    """Batch `i` of a corpus, made on demand: the same whichever worker makes it."""
+
+    def __init__(
+        self, documents: Callable[[int], list[tuple[str, str]]], steps: int, tokenizer: PreTrainedTokenizerBase
+    ):
+        self.documents, self.steps, self.tokenizer = documents, steps, tokenizer
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, index: int) -> Batch:
+        return pack(encode(self.documents(index), self.tokenizer), self.tokenizer.pad_token_id)
+
+
 def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    documents: Sequence[tuple[str, str]],
-    batch_size: int,
+    documents: Callable[[int], list[tuple[str, str]]],
+    steps: int,
     lr: float,
     warmup: int = 50,
     weight_decay: float = 0.01,
+    workers: int = 0,
     log: Callable[..., None] = lambda **row: None,
     log_every: int = 50,
 ) -> list[dict[str, float]]:
-    """Go through `documents` once, in order, with AdamW, linear warm-up, cosine decay to a tenth, gradient norm 1.
+    """Train for `steps` batches, `documents(i)` being the (prompt, reply) pairs of batch `i`; AdamW, cosine decay to a tenth.
 
-    On a GPU the matrix products run in bfloat16; weights and optimizer state stay in float32. Gives the logged rows
-    {step, loss, lr}; loss is the mean over the last `log_every` steps, in nats a reply token.
+    Batches are made by `workers` processes beside the training (0: in between). On a GPU the matrix products run in bfloat16;
+    weights and optimizer state stay in float32. Gives the logged rows {step, loss, lr}; loss is the mean over the last
+    `log_every` steps, in nats a reply token.
     """
     device = next(model.parameters()).device
-    encoded = encode(documents, tokenizer)
-    total = len(encoded) // batch_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, step / max(1, total)))),
+        lambda step: min(1.0, (step + 1) / warmup) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, step / steps))),
     )
     model.train()
     history, recent = [], []
-    for step in range(1, total + 1):
-        batch = pack(encoded[(step - 1) * batch_size : step * batch_size], tokenizer.pad_token_id).to(device)
+    batches = DataLoader(Batches(documents, steps, tokenizer), batch_size=None, num_workers=workers)
+    for step, batch in enumerate(batches, start=1):
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = loss_of(model, batch)
+            loss = loss_of(model, batch.to(device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
         recent.append(loss.detach())
-        if step % log_every == 0 or step == total:
+        if step % log_every == 0 or step == steps:
             history.append({"step": step, "loss": torch.stack(recent).mean().item(), "lr": scheduler.get_last_lr()[0]})
             recent.clear()
             log(**history[-1])
