@@ -107,6 +107,9 @@ def test_tables():
     problems, replies, verdicts, metrics = evaluate([1, 1, 1, 0, 0, 1, 0, 1, 0, 0])
     assert list(evaluation.outcomes(problems, verdicts).columns) == ["equal", "different", "unparsed"]
     assert evaluation.outcomes(problems, verdicts).to_numpy().sum() == 10
-    assert len(evaluation.table(metrics)) == len(metrics)
+    assert list(evaluation.table(metrics, "arithmetic").index) == ["accuracy", "reward", "boxed", "finished"]
+    levels = evaluation.by_level(metrics, "arithmetic")
+    assert list(levels["accuracy"]) == ["1.000", "0.500", "1.000", "0.000", "0.000"]
+    assert list(levels["n"]) == [2] * 5
     assert [len(rows) for rows in evaluation.levels(metrics, "arithmetic").values()] == [5]
     assert evaluation.habits(problems, replies)["share"].sum() == pytest.approx(1.0)

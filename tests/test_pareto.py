@@ -5,6 +5,7 @@ import re
 import matplotlib as mpl
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from helpers.errors import UserError
 from helpers.report.pareto import pareto, points
@@ -52,7 +53,7 @@ def test_files_and_labels(tmp_path):
     axis = figure.axes[0]
     assert "n = 500, k = 1, seeds = 1" in axis.get_title(loc="left")
     assert {t.get_text() for t in axis.texts} >= {"s grpo 16 bit", "s rtn 4 bit"}
-    renderer = figure.canvas.get_renderer()
+    renderer = FigureCanvasAgg(figure).get_renderer()
     boxes = [t.get_window_extent(renderer) for t in axis.texts]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}

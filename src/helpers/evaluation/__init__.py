@@ -2,12 +2,13 @@
 
 from helpers.evaluation.compare import Comparison, compare, comparisons, holm
 from helpers.evaluation.scores import Score, summarize
-from helpers.evaluation.tables import habits, levels, outcomes, store, table
+from helpers.evaluation.tables import by_level, habits, levels, outcomes, store, table
 from helpers.evaluation.training import final_loss, training_metrics
 
 __all__ = [
     "Comparison",
     "Score",
+    "by_level",
     "compare",
     "comparisons",
     "final_loss",

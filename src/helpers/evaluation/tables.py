@@ -13,19 +13,31 @@ from helpers.sampling import Reply
 from helpers.tasks import Problem
 
 
-def table(metrics: Sequence[Metric]) -> pd.DataFrame:
-    """One row a metric: value, 95 % interval, n, k, mean reply length in tokens."""
+def table(metrics: Sequence[Metric], task: str) -> pd.DataFrame:
+    """One row a metric over the whole task: value, 95 % interval, n, k, mean reply length in tokens."""
+    whole = [m for m in metrics if m.benchmark == task]
     return pd.DataFrame(
         {
-            "benchmark": [m.benchmark for m in metrics],
-            "metric": [m.metric for m in metrics],
-            "value": [round(m.value, 3) for m in metrics],
-            "95 % interval": [f"{m.ci_low:.3f} to {m.ci_high:.3f}" for m in metrics],
-            "n": [m.n for m in metrics],
-            "k": [m.k for m in metrics],
-            "tokens": [round(m.reply_tokens, 1) for m in metrics],
+            "metric": [m.metric for m in whole],
+            "value": [f"{m.value:.3f}" for m in whole],
+            "95 % interval": [f"{m.ci_low:.3f} to {m.ci_high:.3f}" for m in whole],
+            "n": [m.n for m in whole],
+            "k": [m.k for m in whole],
+            "tokens": [f"{m.reply_tokens:.1f}" for m in whole],
         }
-    ).set_index(["benchmark", "metric"])
+    ).set_index("metric")
+
+
+def by_level(metrics: Sequence[Metric], task: str) -> pd.DataFrame:
+    """One row a level, one column a metric (values), with the number of problems and the mean length of greedy replies."""
+    rows: dict[int, dict] = {}
+    for m in metrics:
+        if m.benchmark.startswith(f"{task}/level"):
+            row = rows.setdefault(int(m.benchmark.rpartition("level")[2]), {"n": m.n})
+            row[m.metric] = f"{m.value:.3f}"
+            if m.k == 1:
+                row["tokens"] = f"{m.reply_tokens:.1f}"
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("level")
 
 
 def levels(metrics: Sequence[Metric], task: str) -> dict[str, list[tuple[float, float, float]]]:

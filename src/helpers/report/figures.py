@@ -18,13 +18,19 @@ CURVES = {  # name in the history -> panel title
 }
 
 
+def shown_once(figure: Figure) -> Figure:
+    """Take a figure out of pyplot's hands: a notebook shows what a cell returns, and would show an open figure again."""
+    plt.close(figure)
+    return figure
+
+
 def losses(history: Sequence[Mapping[str, float]]) -> Figure:
     """Pre-training loss in nats a reply token against steps."""
     with themed(LIGHT) as theme:
         figure, axis = plt.subplots(figsize=(5.2, 2.8), layout="constrained")
         axis.plot([r["step"] for r in history], [r["loss"] for r in history], color=theme.bits[8])
         axis.set(xlabel="step", ylabel="loss, nats a reply token", title="Pre-training")
-    return figure
+    return shown_once(figure)
 
 
 def training_curves(history: Sequence[Mapping[str, float]], smooth: int = 5) -> Figure:
@@ -45,7 +51,7 @@ def training_curves(history: Sequence[Mapping[str, float]], smooth: int = 5) -> 
             axis.set_ylim(bottom=0)
         for axis in axes[-1]:
             axis.set_xlabel("step")
-    return figure
+    return shown_once(figure)
 
 
 def by_level(scores: Mapping[str, Sequence[tuple[float, float, float]]], title: str, top: float = 1.0) -> Figure:
@@ -63,7 +69,7 @@ def by_level(scores: Mapping[str, Sequence[tuple[float, float, float]]], title: 
         axis.set(xlabel="level (steps that a problem needs)", ylim=(0, top * 1.02), title=title)
         axis.set_xticks(range(1, len(rows) + 1))
         axis.legend()
-    return figure
+    return shown_once(figure)
 
 
 def rounding(weights: np.ndarray, restored: np.ndarray, title: str) -> Figure:
@@ -76,7 +82,7 @@ def rounding(weights: np.ndarray, restored: np.ndarray, title: str) -> Figure:
         axis.bar(points, counts, width=width, color=theme.bits[2], alpha=0.55, label="after")
         axis.set(xlabel="weight", ylabel="weights", title=title)
         axis.legend()
-    return figure
+    return shown_once(figure)
 
 
 def layer_errors(names: Sequence[str], errors: Sequence[float], title: str) -> Figure:
@@ -88,4 +94,4 @@ def layer_errors(names: Sequence[str], errors: Sequence[float], title: str) -> F
         axis.invert_yaxis()
         axis.set(xlabel="|W - W'| / |W|", title=title)
         axis.grid(axis="y", visible=False)
-    return figure
+    return shown_once(figure)

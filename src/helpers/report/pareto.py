@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from helpers.errors import UserError
+from helpers.report.figures import shown_once
 from helpers.report.style import DARK, LIGHT, MARKERS, OTHER_MARKER, Theme, themed
 
 ARM = ["model", "recipe", "method", "scheme", "bits"]
@@ -63,8 +64,7 @@ def pareto(results: pd.DataFrame, stem: Path, metric: str = "accuracy", task: st
         with themed(theme):  # saving needs the theme too: it seeds the ids inside the SVG
             figure = draw(table, theme, metric, task)
             figure.savefig(stem.parent / f"{stem.name}{suffix}", metadata={"Date": None})
-        if theme is DARK:
-            plt.close(figure)
+            shown_once(figure)
     return figure
 
 

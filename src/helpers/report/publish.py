@@ -108,7 +108,7 @@ def draw(df: pd.DataFrame, stem: Path) -> None:
     matplotlib.use("Agg")
     from helpers.report.pareto import pareto
 
-    matplotlib.pyplot.close(pareto(df, stem))
+    pareto(df, stem)
 
 
 def _plan(ref: str) -> list[tuple[str, Path | None, str, str]]:

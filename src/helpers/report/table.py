@@ -80,28 +80,20 @@ def write() -> Path:
 
 
 def summary(frame: pd.DataFrame, task: str) -> pd.DataFrame:
-    """One row an evaluated model on `task`: bits, memory, accuracy and reward with their 95 % intervals, avg@k, reply length."""
-    whole = frame[frame["benchmark"] == task]
+    """One row an evaluated model on `task`: memory, accuracy with its 95 % interval, the other scores, reply length."""
+    whole = frame[(frame["benchmark"] == task) & (frame["stage"] == "eval")]
     keys = ["model", "recipe", "scheme", "seed"]
     shown = []
-    for _, group in whole.groupby(keys, dropna=False, sort=False):
-        by_metric = {row["metric"]: row for _, row in group.iterrows()}
-        first = group.iloc[0]
-        shown.append(
-            {
-                **{key: first[key] for key in keys},
-                "effective bits": round(first["effective_bits"], 2),
-                "KiB": round(first["memory_bytes"] / 1024, 1),
-                **{
-                    name: _shown(row)
-                    for name, row in by_metric.items()
-                    if name.startswith(("accuracy", "avg@", "reward"))
-                },
-                "tokens": round(first["reply_tokens"], 1),
-            }
-        )
-    return pd.DataFrame(shown)
-
-
-def _shown(row: pd.Series) -> str:
-    return f"{row['value']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+    for values, group in whole.groupby(keys, dropna=False, sort=False):
+        scores = group.set_index("metric")
+        row = dict(zip(keys, values, strict=True))
+        row["eff. bits"] = f"{group['effective_bits'].iloc[0]:.2f}"
+        row["KiB"] = f"{group['memory_bytes'].iloc[0] / 1024:,.1f}"
+        for name, score in scores.iterrows():
+            if name.startswith(("accuracy", "avg@", "reward")):
+                row[name] = f"{score['value']:.3f}"
+            if name == "accuracy":
+                row["95 % interval"] = f"{score['ci_low']:.3f} to {score['ci_high']:.3f}"
+                row["tokens"] = f"{score['reply_tokens']:.1f}"
+        shown.append(row)
+    return pd.DataFrame(shown).set_index(keys)
