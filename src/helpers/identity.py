@@ -3,7 +3,7 @@
 A run id is `<stage>-<what differs from the defaults>-<10 hex digits>`, for example `ptq-bits3-gptq-0a1b2c3d4e`. The
 digits hash the stage, every parameter, what each parent is, and the code: the template's code cells and the helper
 modules that they import, directly or through others. Comments and blank lines do not count. Neither do the modules that
-start, record, schedule and draw runs, because they cannot change a metric.
+start, record and schedule runs, because they cannot change a metric.
 """
 
 import ast
@@ -17,17 +17,9 @@ from helpers import params
 from helpers.project import PACKAGE, template
 
 MACHINERY = {
-    "errors",
-    "project",
-    "params",
-    "records",
-    "identity",
-    "runs",
-    "kernel",
-    "execute",
-    "study",
-    "cli",
-    "report",
+    *("errors", "project", "params", "values", "records", "identity", "lookup", "staging", "runs", "kernel", "execute"),
+    *("study", "schedule", "checks", "cli"),
+    *("report.figures", "report.style"),  # the pictures beside a run; what report.pareto draws is a run's result
 }
 PARENTS = ("parent", "parents")
 
@@ -60,7 +52,7 @@ def code_version(template_path: Path) -> str:
     waiting = sorted(set().union(*(_imports(cell, "") for cell in cells))) if cells else []
     while waiting:
         module = waiting.pop()
-        if module in modules or module.split(".")[0] in MACHINERY:
+        if module in modules or module in MACHINERY:
             continue
         text = _file(module).read_text()
         modules[module] = normal(text)
