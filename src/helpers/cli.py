@@ -121,7 +121,7 @@ def show(
     lines += [("parameter", f"{name} = {value}") for name, value in result.parameters.items()]
     lines += [("model", f"{name} = {value}") for name, value in result.model.items()]
     if memory := result.memory:
-        kind = "packed" if memory.packed else "simulated"
+        kind = "packed" if memory.packed else "full precision" if memory.effective_bits == 16 else "simulated"
         lines.append(("memory", f"{memory.total_bytes:,} bytes, {memory.effective_bits:.2f} bits a weight, {kind}"))
     lines += [("metric", _metric(metric)) for metric in result.metrics]
     last = ""
