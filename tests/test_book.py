@@ -165,9 +165,7 @@ def test_maths_comes_from_the_book_itself(full):
 
 
 QUOTED = [
-    "75.0 % is what model s solves",
-    "it was 40.0 %",
-    "RL leaves 72.0 %",
+    "40.0 % → 75.0 % is what RL in full precision does to model s",
     "4 bits is the lowest",
     "gives 8 bits",
     "3.0 points of accuracy",
@@ -202,7 +200,9 @@ def test_run_pages_hide_the_parameters_and_name_the_command(full):
 @pytest.mark.slow
 def test_local_rows_are_marked_and_stay_apart(full):
     soup = BeautifulSoup((full / "results.html").read_text(), "html.parser")
-    published, local = soup.select(".table-scroll")
+    scores, published, local = soup.select(".table-scroll")
+    assert len(scores.select("tbody tr")) == 12
+    assert not scores.select(".local-tag")
     assert not published.select(".local-tag")
     assert len(published.select("tbody tr")) == 36
     rows = local.select("tbody tr")
@@ -343,3 +343,16 @@ def test_a_figure_without_a_comment_is_named_by_its_heading():
     notebook.cells[-1].source = "figure"
     cell = pages.with_alt(notebook).cells[-1]
     assert cell.metadata["mystnb"]["image"]["alt"] == "Figure of the section A picture"
+
+
+def test_what_the_prose_says_of_the_four_sizes_is_so():
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[(rows["study"] == "sizes") & (rows["metric"] == "accuracy") & (rows["benchmark"] == rows["task"])]
+    by = {(row.model, row.recipe, row.task): row for row in rows.itertuples()}
+    base = {size: by[size, "base", "arithmetic"] for size in ("xs", "s", "m", "l")}
+    trained = {size: by[size, "base > grpo", "arithmetic"] for size in base}
+    for size in base:
+        assert 0.1 < base[size].value < 0.6
+        assert trained[size].ci_low > base[size].ci_high + 0.2
+        assert trained[size].reply_tokens > 3 * base[size].reply_tokens
+    assert trained["m"].value < trained["s"].value < trained["l"].value

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,13 +15,14 @@ from helpers.grading import grade
 from helpers.sampling import Reply
 
 
-def evaluate(right: list[int], k: int = 1, n: int = 10):
+def evaluate(right: list[int], k: int = 1, n: int = 10, as_sampled: bool = False):
     """Metrics of `n` problems of which problem i has right[i] right replies of k."""
     problems = tasks.load("arithmetic", "test", n, seed=0)
     texts = [rf"\boxed{{{p.gold}}}" if j < r else "no" for p, r in zip(problems, right, strict=True) for j in range(k)]
     replies = [Reply(problems[i // k].id, text, tuple(range(4)), True) for i, text in enumerate(texts)]
-    verdicts = grade([p.gold for p in problems for _ in range(k)], texts)
-    return problems, replies, verdicts, evaluation.summarize(problems, replies, verdicts, k, "arithmetic")
+    verdicts = grade(texts, [p.gold for p in problems for _ in range(k)])
+    sampled = 0 if k == 1 and not as_sampled else k
+    return problems, replies, verdicts, evaluation.summarize(problems, replies, verdicts, "arithmetic", sampled)
 
 
 def test_wilson_interval_as_published():
@@ -64,6 +66,19 @@ def test_avg_at_k_counts_problems_not_replies():
     assert score.detail["correct"] == "4444400000"
 
 
+def test_one_sampled_reply_is_not_greedy_accuracy():
+    *_, metrics = evaluate([1, 1, 1, 0, 0, 1, 0, 1, 0, 0], as_sampled=True)
+    assert {m.metric for m in metrics} == {"avg@1", "reward@1", "boxed@1", "finished@1"}
+    *_, greedy = evaluate([1, 1, 1, 0, 0, 1, 0, 1, 0, 0])
+    assert [len(rows) for rows in evaluation.levels([*greedy, *metrics], "arithmetic").values()] == [5, 5]
+
+
+def test_equal_values_still_leave_doubt():
+    score = mean([1.1] * 100, top=1.1)  # 1.1 - 1.1 * (1 - 0.025 ** 0.01)
+    assert score.high == 1.1
+    assert score.low == pytest.approx(1.1 * 0.025**0.01)
+
+
 def accuracy(right):
     return evaluate(right)[3][0]
 
@@ -75,7 +90,10 @@ def test_mcnemar_by_hand():
     assert (found.gained, found.lost, found.n) == (5, 1, 10)
     assert found.difference == pytest.approx(0.4)
     assert found.p_value == pytest.approx(2 * 7 / 64)
-    assert evaluation.compare(first, first).p_value == 1.0
+    same = evaluation.compare(first, first)
+    assert same.p_value == 1.0
+    # Agresti and Min: (0.5 - 0.5) / 12 +- 1.96 * sqrt(0.5 + 0.5) / 12
+    assert (same.low, same.high) == pytest.approx((-1.95996 / 12, 1.95996 / 12), abs=1e-5)
 
 
 def test_holm_by_hand():
@@ -93,9 +111,9 @@ def test_other_problems_cannot_be_paired():
 
 
 def test_replies_are_stored_whole_and_repeatably(tmp_path):
-    problems, replies, *_ = evaluate([1, 0] * 5)
+    problems, replies, verdicts, _ = evaluate([1, 0] * 5)
     for name in ("a", "b"):
-        evaluation.store(tmp_path / name, problems, replies, k=1)
+        evaluation.store(tmp_path / name, problems, replies, verdicts)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     rows = [json.loads(line) for line in gzip.decompress((tmp_path / "a").read_bytes()).decode().splitlines()]
     assert len(rows) == 10
@@ -113,3 +131,24 @@ def test_tables():
     assert list(levels["n"]) == [2] * 5
     assert [len(rows) for rows in evaluation.levels(metrics, "arithmetic").values()] == [5]
     assert evaluation.habits(problems, replies)["share"].sum() == pytest.approx(1.0)
+
+
+def result(run_id, parent, recipe, made_from, right):
+    model = {"name": "s", "recipe": recipe, "scheme": "bf16"} | ({"made_from": made_from} if made_from else {})
+    return SimpleNamespace(run_id=run_id, parents=[parent], seed=0, model=model, metrics=[accuracy(right)])
+
+
+def test_models_are_compared_with_the_one_they_were_made_from():
+    base, worse, better = [0] * 8 + [1, 1], [0] * 10, [1] * 10
+    found = evaluation.comparisons(
+        [
+            result("e0", "base-1", "base", None, base),
+            result("e1", "grpo-1", "base > grpo", "base-1", better),
+            result("e2", "grpo-2", "base > grpo", "base-1", worse),  # the same arm with another learning rate
+            result("e3", "rtn-1", "base > grpo > rtn", "grpo-1", worse),
+            result("e4", "rtn-9", "base > grpo > rtn", "grpo-9", worse),  # its parent was not evaluated
+        ],
+        "arithmetic",
+    )
+    assert list(found["difference"]) == [0.8, -0.2, -1.0]
+    assert list(found["verdict"]) == ["higher", "noise", "lower"]

@@ -55,6 +55,6 @@ def test_grading_never_raises(reply, gold):
 
 
 def test_lists_must_match():
-    assert [v.outcome for v in grade(["1", "2"], [r"\boxed{1}", "no"])] == ["equal", "unparsed"]
+    assert [v.outcome for v in grade([r"\boxed{1}", "no"], ["1", "2"])] == ["equal", "unparsed"]
     with pytest.raises(ValueError, match="zip"):
-        grade(["1"], [])
+        grade([], ["1"])

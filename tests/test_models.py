@@ -1,5 +1,7 @@
 """Micro models, their tokenizer, checkpoints and memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from transformers import AutoTokenizer
 
 from helpers import models
 from helpers.models.micro import CHARACTERS, MARKS
+from helpers.quant import Scheme
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +122,17 @@ def test_the_same_seed_builds_the_same_model(tokenizer):
         models.seed_everything(7)
         weights.append(models.build("xs", tokenizer).model.layers[0].mlp.up_proj.weight)
     assert torch.equal(*weights)
+
+
+def test_descriptions_follow_the_recipe(saved):
+    model = saved[0]
+    base = models.describe(model, name="xs")
+    assert (base["recipe"], base["scheme"], base["bits"]) == ("base", "bf16", 16)
+    parent = SimpleNamespace(id="base-1", result=SimpleNamespace(model=base))
+    low = models.describe(model, parent, step="rtn", scheme=Scheme(4, "group", 64))
+    assert (low["recipe"], low["method"], low["scheme"], low["bits"]) == ("base > rtn", "rtn", "w4g64", 4)
+    assert low["made_from"] == "base-1"
+    # training a low-bit model makes a full-precision one
+    after = models.describe(model, SimpleNamespace(id="ptq-1", result=SimpleNamespace(model=low)), step="grpo")
+    assert (after["recipe"], after["scheme"], after["bits"]) == ("base > rtn > grpo", "bf16", 16)
+    assert models.describe(model, SimpleNamespace(id="e", result=SimpleNamespace(model=low))) == low

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from helpers import params, project, runs
+from helpers import params, project, records, runs
 from helpers.execute import execute
 
 TEMPLATES = project.templates()
@@ -73,13 +73,14 @@ def test_all_stages_at_their_smallest(own_runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_metrics(own_runs, tmp_path):
+@pytest.mark.parametrize("stage", ["grpo", "eval"])
+def test_the_same_seed_gives_the_same_metrics(stage, own_runs, tmp_path):
     found = []
     for attempt in ("first", "second"):
-        own_runs.joinpath("x").parent.mkdir(exist_ok=True)
-        outcome = execute("eval", SMALLEST["eval"] | {"k": 3}, out=(tmp_path / "out").open("w"))
+        outcome = execute(stage, SMALLEST[stage], out=(tmp_path / "out").open("w"))
         assert outcome.state == "done"
-        found.append(runs.read(outcome.path).metrics)
+        result = runs.read(outcome.path)
+        found.append((result.metrics, {name: digest for name, digest in result.files.items() if name != "run.ipynb"}))
         own_runs.rename(tmp_path / attempt)
     assert found[0] == found[1]
 
@@ -103,6 +104,12 @@ def test_plain_papermill_from_another_folder(own_runs, tmp_path):
     assert done.returncode == 0, done.stderr
     (path,) = own_runs.glob("local/ptq/*/result.json")
     assert runs.read(path).parameters["bits"] == 3
+
+
+def test_shipped_runs_are_as_they_were_made():
+    for name in ("base-xs", "base-s"):
+        folder = project.SHIPPED / name
+        assert records.hash_files(folder) == runs.read(folder).files
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ mpl.use("Agg")
 
 def results(*arms, **common):
     rows = [
-        {"source": "run", "metric": "accuracy", "benchmark": "arithmetic", "model": model, "recipe": recipe,
+        {"study": "micro", "source": "run", "metric": "accuracy", "benchmark": "arithmetic", "model": model, "recipe": recipe,
          "method": recipe.split(" > ")[-1],
          "scheme": f"w{bits}g64" if bits < 16 else "bf16", "bits": bits, "effective_bits": float(bits), "memory_bytes": memory,
          "value": value, "ci_low": max(0, value - 0.04), "ci_high": min(1, value + 0.04), "n": 500, "k": 1, "seed": seed} | common
@@ -42,10 +42,18 @@ def test_equal_memory_keeps_the_better_one_only():
     assert list(table[table["frontier"]]["model"]) == ["b"]
 
 
-def test_seeds_are_averaged():
+def test_seeds_are_averaged_with_an_interval_over_seeds():
     table = points(results(("a", "base", 16, 100, 0.3, 0), ("a", "base", 16, 100, 0.5, 1)))
     assert table["value"].tolist() == [0.4]
     assert table["seeds"].tolist() == [2]
+    # t(0.975, 1) * sd / sqrt(2) = 12.706 * 0.1414 / 1.4142
+    assert table["ci_high"].item() == pytest.approx(0.4 + 12.7062 * 0.1, abs=1e-3)
+
+
+def test_one_seed_keeps_its_own_interval_and_two_runs_of_one_seed_are_two_points():
+    table = points(results(("a", "base", 16, 100, 0.3, 0), ("a", "base", 16, 100, 0.5, 0)))
+    assert table["value"].tolist() == [0.5, 0.3]
+    assert table["ci_low"].tolist() == pytest.approx([0.46, 0.26])
 
 
 def test_files_and_labels(tmp_path):

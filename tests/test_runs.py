@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from pydantic import ValidationError
 
 from helpers import identity, params, project, runs, staging
 from helpers.records import DiskFull, Result, RunError, ensure_space, is_complete
@@ -118,7 +119,7 @@ def test_a_parent_is_the_same_however_it_is_written(home, tmp_path):
     run_id = run.context.run_id
     planned(home, "micro", **{"base-xs": run_id})
     spellings = [run_id, "micro/base-xs", str(run.path), f"{run.path}/model", "runs/micro/base/" + run_id]
-    assert {runs.identity(spelling) for spelling in spellings} == {run_id}
+    assert {runs.load_parent(spelling).id for spelling in spellings} == {run_id}
     assert len({make("eval", parent=spelling).context.run_id for spelling in spellings}) == 1
     child = make("eval", parent="micro/base-xs")
     result = runs.read(child.path)
@@ -153,13 +154,13 @@ def test_a_folder_of_weights_counts_by_content_and_a_hub_id_by_name(home, tmp_pa
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"weights")
-    one = runs.identity(str(tmp_path / "one"))
+    one = runs.load_parent(str(tmp_path / "one")).id
     assert one.startswith("folder:")
-    assert one == runs.identity("../two")
+    assert one == runs.load_parent("../two").id
     (tmp_path / "two" / "model.safetensors").write_bytes(b"others")
-    assert one != runs.identity("../two")
+    assert one != runs.load_parent("../two").id
     assert runs.load_parent("../two").ref == str(tmp_path / "two")
-    assert runs.load_parent("Qwen/Qwen3-0.6B").model_path == runs.identity("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert runs.load_parent("Qwen/Qwen3-0.6B").model_path == runs.load_parent("Qwen/Qwen3-0.6B").id == "Qwen/Qwen3-0.6B"
 
 
 def test_an_unknown_parent_is_one_sentence_with_near_matches(home, tmp_path):
@@ -230,3 +231,18 @@ def test_a_full_disk_is_one_sentence(home, monkeypatch):
         run.finish()
     assert runs.done(run.context.run_id) is None
     assert not list((home / "runs").glob("local/**/*.json"))
+
+
+@pytest.mark.parametrize("field", ["study", "name", "run_id", "stage"])
+def test_no_path_hides_in_a_result(home, field):
+    good = json.loads((make().path / "result.json").read_text())
+    with pytest.raises(ValidationError, match="should match pattern"):
+        Result.model_validate(good | {field: "../../elsewhere"})
+
+
+def test_a_pattern_stands_for_all_runs_that_match(home):
+    first, second = make(size="xs"), make(size="s")
+    run = runs.begin("pareto", {"parents": ["base-*"]})
+    assert sorted(run.context.parents) == sorted([first.path.name, second.path.name])
+    with pytest.raises(RunError, match=r"No run matches other/\*"):
+        runs.begin("pareto", {"parents": ["other/*"]})

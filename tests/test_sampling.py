@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from helpers import models, sampling, tasks
+from helpers.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +56,8 @@ def test_sampling_follows_the_model(pair):
     expected = model(ids).logits[0, -1].detach().double().softmax(-1).numpy() * n
     counts = torch.bincount(torch.tensor([r.ids[0] for r in replies]), minlength=len(expected)).numpy()
     assert stats.chisquare(counts, expected * counts.sum() / expected.sum()).pvalue > 1e-4
+
+
+def test_equal_replies_are_not_sampled_twice(pair):
+    with pytest.raises(UserError, match="k = 3 with temperature 0 would give 3 equal replies"):
+        sampling.sample(*pair, PROBLEMS, k=3)

@@ -52,8 +52,10 @@ def test_a_planned_id_changes_with_what_its_ancestors_are_made_from(home):
     write(home, {**BASES, "params": {"size": "{size}", "value": 0.25}}, EVALS, PARETO)
     after = {job.name: job.run_id for job in plan("tiny")}
     assert all(before[name] != after[name] for name in before)
-    assert {job.name: job.run_id for job in plan("tiny", {"n": 5})}["base-s"] == after["base-s"]
-    assert {job.name: job.run_id for job in plan("tiny", {"n": 5})}["pareto"] != after["pareto"]
+    write(home, {**BASES, "params": {"size": "{size}", "value": 0.25}}, {**EVALS, "params": {"n": 3}}, PARETO)
+    later = {job.name: job.run_id for job in plan("tiny")}
+    assert later["base-s"] == after["base-s"]
+    assert later["pareto"] != after["pareto"]
 
 
 def test_several_seeds_make_a_chain_each_and_meet_where_there_is_no_seed(home):
@@ -118,8 +120,6 @@ def test_an_unknown_study_and_broken_yaml_are_one_sentence(home):
     with pytest.raises(StudyError, match=r"tiny\.yml is not valid YAML in line 2"):
         load("tiny")
     write(home, BASES)
-    with pytest.raises(StudyError, match="zzz is not a parameter of any stage"):
-        plan("tiny", {"zzz": 1})
     (home / "notebooks" / "studies" / "tiny.yml").rename(home / "notebooks" / "studies" / "small.yml")
     with pytest.raises(StudyError, match=r"small\.yml: its name is 'tiny', and must be that of the file, 'small'"):
         load("small")

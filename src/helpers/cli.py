@@ -53,12 +53,11 @@ def study(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or its YAML file.")],
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run.")] = False,
-    param: Params = None,
 ) -> None:
-    """Run what is missing of a study; -p changes a parameter in every run that takes it."""
+    """Run what is missing of a study."""
     from helpers.schedule import run_study
 
-    if not run_study(name, jobs, dry_run, _pairs(param)):
+    if not run_study(name, jobs, dry_run):
         raise typer.Exit(1)
 
 
@@ -95,7 +94,8 @@ def publish(refs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ru
     """Copy checked runs into the book."""
     from helpers.report import publish as report
 
-    report.publish(refs)
+    for name in report.publish(refs):
+        print(f"book/runs/{name}")
 
 
 @app.command()

@@ -25,7 +25,7 @@ PARENTS = ("parent", "parents")
 
 
 def run_id(stage: str, parameters: dict[str, Any], parents: list[str], code: str) -> str:
-    """The id of a run; `parents` are what `runs.identity` gives for its parents."""
+    """The id of a run; `parents` are the ids of its parents."""
     own = {name: value for name, value in parameters.items() if name not in PARENTS}
     digits = _hash(json.dumps([stage, own, parents, code], sort_keys=True))[:10]
     slug = _slug(params.changed(params.template(template(stage)), parameters))

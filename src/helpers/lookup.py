@@ -5,6 +5,7 @@ gives the same id, so the id of a run does not depend on how its parents are spe
 """
 
 import difflib
+import fnmatch
 import hashlib
 import json
 import re
@@ -93,10 +94,10 @@ def load_parent(ref: str, what: str = "parent") -> RunRef:
         return RunRef(result.run_id, result.run_id if find(result.run_id) == folder else str(folder), folder, result)
     folder = Path(ref).expanduser()
     if folder.is_dir():
-        weights = sorted(folder.glob("*.safetensors"))
-        if not weights:
+        if not any(folder.glob("*.safetensors")):
             raise RunError(f"The folder {ref} cannot be used: it holds neither a result.json nor safetensors files.")
-        digest = hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in weights).encode()).hexdigest()
+        files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json", ".jinja", ".txt"))
+        digest = hashlib.sha256("".join(f"{file.name} {sha256(file)}\n" for file in files).encode()).hexdigest()
         return RunRef(f"folder:{digest}", str(folder.resolve()), folder.resolve())
     run_id = planned_id(ref) or ref
     if "/" not in run_id and (failed := project.runs_dir() / ".failed" / run_id / "error.json").is_file():
@@ -115,9 +116,14 @@ def load_parent(ref: str, what: str = "parent") -> RunRef:
     )
 
 
-def identity(parent: str) -> str:
-    """What a parent contributes to a run id: its run id, `folder:<sha256 of its safetensors>`, or the hub id itself."""
-    return load_parent(parent).id
+def expand(ref: str) -> list[str]:
+    """A parent as a list; one with a `*`, such as `micro/eval-*`, stands for all runs whose names match."""
+    if "*" not in ref:
+        return [ref]
+    found = fnmatch.filter(known(), ref)
+    if not found:
+        raise RunError(f"No run matches {ref}: give names such as micro/eval-base-s, or run the study first.")
+    return found
 
 
 def known() -> list[str]:

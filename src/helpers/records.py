@@ -13,9 +13,9 @@ import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helpers.errors import UserError
 
@@ -36,6 +36,9 @@ class DiskFull(FailedRun):
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # these become folders: no path may hide in them
 
 
 class Metric(Strict):
@@ -75,10 +78,10 @@ class Draft(Strict):
 class Context(Strict):
     """What is known of a run before it starts."""
 
-    run_id: str
-    study: str
-    name: str
-    stage: str
+    run_id: Name
+    study: Name
+    name: Name | Literal[""]
+    stage: Name
     parameters: dict[str, Any]
     parents: list[str]
     code: str
@@ -92,10 +95,10 @@ class Result(Strict):
     """The whole record of a finished run."""
 
     schema_version: Literal[1] = 1
-    run_id: str
-    study: str
-    name: str
-    stage: str
+    run_id: Name
+    study: Name
+    name: Name | Literal[""]
+    stage: Name
     status: Literal["complete"] = "complete"
     parameters: dict[str, Any]
     parents: list[str]

@@ -18,6 +18,7 @@ import math
 import os
 import shlex
 import sys
+import textwrap
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,7 +30,7 @@ from pydantic import ValidationError
 
 from helpers import identity as ids
 from helpers import params, project
-from helpers.lookup import RunRef, done, find, identity, known, load_parent, planned_id, shown
+from helpers.lookup import RunRef, done, expand, find, known, load_parent, planned_id, shown
 from helpers.records import (
     Context,
     DiskFull,
@@ -58,8 +59,8 @@ __all__ = [
     "begin",
     "done",
     "ensure_space",
+    "expand",
     "find",
-    "identity",
     "known",
     "load_parent",
     "lock",
@@ -102,7 +103,8 @@ class Run:
             file.write(json.dumps(row, default=float) + "\n")  # default: scalars of numpy and torch
         if time.perf_counter() - self.spoke >= SECONDS_BETWEEN_LINES:
             self.spoke = time.perf_counter()
-            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+            shown = " ".join(f"{k} {v:.3g}," if isinstance(v, float) else f"{k} {v}," for k, v in row.items())
+            print(textwrap.shorten(shown, 76, placeholder=" ..."), flush=True)
 
     def finish(
         self,
@@ -187,7 +189,7 @@ def describe(
     if parameters.get("parent") == "":
         raise RunError(f"parent is empty for {stage}: give a run id, study/name, a shipped name, a folder or a hub id.")
     parent = load_parent(parameters["parent"]) if parameters.get("parent") else None
-    parents = [load_parent(ref) for ref in parameters.get("parents", [])]
+    parents = [load_parent(ref) for given in parameters.get("parents", []) for ref in expand(given)]
     parameters = dict(parameters)
     labels = dict(parameters)
     if parent:

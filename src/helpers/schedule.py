@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -30,10 +29,10 @@ from helpers.study import Job, Study, StudyError, load, plan
 FAILED, INTERRUPTED = "failed", "interrupted"
 
 
-def run_study(name: str, jobs: int = 2, dry_run: bool = False, overrides: dict[str, Any] | None = None) -> bool:
+def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
     """Run what is missing of a study; prints a summary, and says whether all of it is there."""
     study = load(name)
-    planned = plan(study, overrides)
+    planned = plan(study)
     missing = [job for job in planned if runs.done(job.run_id) is None]
     if dry_run:
         for job in planned:

@@ -115,8 +115,8 @@ def load(study: str | Path) -> Study:
     return found
 
 
-def plan(study: Study | str | Path, overrides: dict[str, Any] | None = None) -> list[Job]:
-    """The jobs of a study, in the order of its file; `overrides` go to every run whose stage takes them."""
+def plan(study: Study | str | Path) -> list[Job]:
+    """The jobs of a study, in the order of its file."""
     study = study if isinstance(study, Study) else load(study)
     drafts: list[_Draft] = []
     declared: dict[str, dict[str, params.Param]] = {}
@@ -127,16 +127,12 @@ def plan(study: Study | str | Path, overrides: dict[str, Any] | None = None) -> 
     names = [draft.name for draft in drafts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise StudyError(f"Study {study.name} has two runs called {twice}: put what differs into the name.")
-    for name in overrides or {}:
-        if not any(name in parameters for parameters in declared.values()):
-            raise StudyError(f"{name} is not a parameter of any stage of study {study.name}.")
     codes = {stage: code_version(project.template(stage)) for stage in declared}
     jobs: dict[str, Job] = {}
     externals: dict[str, runs.RunRef] = {}
     for draft in _ordered(study, drafts):
-        extra = {key: value for key, value in (overrides or {}).items() if key in declared[draft.stage]}
         try:
-            jobs[draft.name] = _job(study, draft, declared[draft.stage], codes[draft.stage], extra, jobs, externals)
+            jobs[draft.name] = _job(study, draft, declared[draft.stage], codes[draft.stage], jobs, externals)
         except UserError as error:
             raise StudyError(f"Study {study.name}, run {draft.name}: {error}") from None
     return [jobs[name] for name in sorted(jobs, key=names.index)]
@@ -228,7 +224,7 @@ def _ordered(study: Study, drafts: list[_Draft]) -> list[_Draft]:
     return ordered
 
 
-def _job(study: Study, draft: _Draft, declared, code: str, extra: dict, jobs: dict[str, Job], externals: dict) -> Job:
+def _job(study: Study, draft: _Draft, declared, code: str, jobs: dict[str, Job], externals: dict) -> Job:
     """Resolve the parents of a draft, check its parameters, and give it its id."""
     needs: list[str] = []
     parents: list[str] = []
@@ -242,12 +238,13 @@ def _job(study: Study, draft: _Draft, declared, code: str, extra: dict, jobs: di
         parents.append(externals[ref].id)
         return externals[ref].ref
 
-    given = {**draft.given, **extra} | ({"parents": draft.refs} if draft.refs else {})
+    given = draft.given | ({"parents": draft.refs} if draft.refs else {})
     given = params.validate(declared, given, draft.stage)
     if given.get("parent"):
         given["parent"] = resolve(given["parent"])
     if given.get("parents"):
-        given["parents"] = [resolve(ref) for ref in given["parents"]]
+        refs = [match for ref in given["parents"] for match in ([ref] if ref in jobs else runs.expand(ref))]
+        given["parents"] = [resolve(ref) for ref in refs]
     identifier = run_id(draft.stage, given, parents, code)
     path = runs.done(identifier) or project.runs_dir() / study.name / draft.stage / identifier
     return Job(draft.name, draft.stage, given, needs, identifier, path)

@@ -2,7 +2,8 @@
 
 With one greedy reply each, only the problems on which the two disagree carry information: `gained` that the second alone
 solves and `lost` that the first alone solves. McNemar's exact test asks whether `lost` against `gained` is a fair coin.
-The interval of the difference is Wald's for paired shares. A table of comparisons is corrected with Holm's step-down rule.
+The interval of the difference is Agresti and Min's (2005): Wald's after half a problem is added to each of the four cells, so that
+it has a width where nothing differed. A table of comparisons is corrected with Holm's step-down rule.
 """
 
 from collections.abc import Sequence
@@ -47,9 +48,11 @@ def compare(first: Metric, second: Metric) -> Comparison:
     pairs = list(zip(first.detail["correct"], second.detail["correct"], strict=True))
     gained, lost, n = pairs.count(("0", "1")), pairs.count(("1", "0")), len(pairs)
     difference = (gained - lost) / n
-    half = stats.norm.ppf(0.975) * sqrt(gained + lost - (gained - lost) ** 2 / n) / n
+    more, less, total = gained + 0.5, lost + 0.5, n + 2
+    centre = (more - less) / total
+    half = stats.norm.ppf(0.975) * sqrt(more + less - (more - less) ** 2 / total) / total
     p_value = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
-    return Comparison(difference, max(-1.0, difference - half), min(1.0, difference + half), gained, lost, n, p_value)
+    return Comparison(difference, max(-1.0, centre - half), min(1.0, centre + half), gained, lost, n, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -62,23 +65,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def comparisons(evaluations: Sequence[Result], task: str) -> pd.DataFrame:
-    """Each evaluated model against the one that it was made from, corrected for the number of rows.
+    """Each evaluated model against the one that it was made from, on the same problems, corrected for the number of rows.
 
-    Which model that is, the recipes say: `base > grpo > rtn` is compared with `base > grpo` of the same name and seed. The verdict
-    is `higher` or `lower` where Holm's p is below 0.05, else `noise`.
+    The verdict is `higher` or `lower` where Holm's p is below 0.05, else `noise`.
     """
-    scored = {}
+    scored = {}  # (id of the evaluated model, its problems) -> (description, seed, accuracy)
     for result in evaluations:
         metric = next((m for m in result.metrics if m.metric == "accuracy" and m.benchmark == task), None)
         if metric is not None:
-            about = result.model
-            scored[about["name"], about["recipe"], about["scheme"], result.seed] = metric
+            scored[result.parents[0], metric.detail["problems"]] = result.model, result.seed, metric
     rows = []
-    for (name, recipe, scheme, seed), metric in scored.items():
-        before = recipe.rpartition(" > ")[0]
-        parents = [m for (n, r, _, s), m in scored.items() if (n, r, s) == (name, before, seed)]
-        if len(parents) == 1:
-            rows.append((name, recipe, scheme, seed, compare(parents[0], metric)))
+    for (_, problems), (about, seed, metric) in scored.items():
+        if before := scored.get((about.get("made_from"), problems)):
+            rows.append((about["name"], about["recipe"], about["scheme"], seed, compare(before[2], metric)))
     adjusted = holm([c.p_value for *_, c in rows])
     verdicts = [
         "noise" if p >= 0.05 else "higher" if c.difference > 0 else "lower"

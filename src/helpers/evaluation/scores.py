@@ -39,11 +39,19 @@ def share(successes: int, n: int) -> Score:
 
 
 def mean(values: Sequence[float], top: float) -> Score:
-    """A mean over problems with Student's t interval, cut to [0, `top`]; one value alone has the whole range."""
+    """A mean over problems with Student's t interval, cut to [0, `top`]; one value alone has the whole range.
+
+    Where all values are equal, nothing is known of their spread: a problem with another value may still come up with a
+    probability of up to 1 - 0.025^(1/n) (the exact form of the rule of three), and the interval allows for that.
+    """
     array = np.asarray(values, dtype=float)
-    if len(array) < 2:
+    n = len(array)
+    if n < 2:
         return Score(float(array.mean()), 0.0, top)
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(array) - 1) * array.std(ddof=1) / np.sqrt(len(array)))
+    if np.ptp(array) == 0:
+        half = top * (1 - ((1 - CONFIDENCE) / 2) ** (1 / n))
+    else:
+        half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
     centre = float(array.mean())
     return Score(centre, max(0.0, centre - half), min(top, centre + half))
 
@@ -54,18 +62,18 @@ def problems_hash(problems: Sequence[Problem]) -> str:
 
 
 def summarize(
-    problems: Sequence[Problem], replies: Sequence[Reply], verdicts: Sequence[Verdict], k: int, task: str
+    problems: Sequence[Problem], replies: Sequence[Reply], verdicts: Sequence[Verdict], task: str, sampled: int = 0
 ) -> list[Metric]:
-    """Give the metrics of one decoding: `k` consecutive replies and verdicts a problem.
+    """Give the metrics of one decoding: greedy, one reply a problem, or `sampled` consecutive replies a problem.
 
-    Metrics: `accuracy` (k = 1) or `avg@k`, `reward`, and the shares of `boxed` and `finished` replies; the first two also by level,
-    as benchmark `task/level3`. Names end in `@k` where k > 1.
+    Greedy decoding gives `accuracy`, `reward`, and the shares of `boxed` and `finished` replies; sampling gives `avg@k`,
+    `reward@k`, `boxed@k`, `finished@k`. Accuracy and reward come by level too, as benchmark `task/level3`.
     """
-    n = len(problems)
+    n, k = len(problems), sampled or 1
     correct = np.array([v.outcome == "equal" for v in verdicts]).reshape(n, k)
     rewards = np.array([reward(v) for v in verdicts]).reshape(n, k)
     lengths = np.array([len(r.ids) for r in replies]).reshape(n, k)
-    suffix = "" if k == 1 else f"@{k}"
+    suffix = f"@{k}" if sampled else ""
     metrics = []
 
     def add(metric: str, score: Score, benchmark: str, rows: np.ndarray, detail: dict | None = None) -> None:
@@ -92,15 +100,15 @@ def summarize(
     }
     for benchmark, rows in groups.items():
         marks = correct[rows].mean(axis=1)
-        score = share(int(marks.sum()), len(rows)) if k == 1 else mean(marks, 1.0)
+        score = mean(marks, 1.0) if sampled else share(int(marks.sum()), len(rows))
         detail = {}
         if benchmark == task:
             detail = {"problems": problems_hash(problems), "correct": "".join(str(int(x)) for x in correct.sum(axis=1))}
-        add("accuracy" if k == 1 else f"avg@{k}", score, benchmark, rows, detail)
+        add(f"avg@{k}" if sampled else "accuracy", score, benchmark, rows, detail)
         add(f"reward{suffix}", mean(rewards[rows].mean(axis=1), MAX_REWARD), benchmark, rows)
     boxed = np.array([v.answer is not None for v in verdicts]).reshape(n, k)
     finished = np.array([r.finished for r in replies]).reshape(n, k)
     for metric, marks in (("boxed", boxed), ("finished", finished)):
-        score = share(int(marks.sum()), n) if k == 1 else mean(marks.mean(axis=1), 1.0)
+        score = mean(marks.mean(axis=1), 1.0) if sampled else share(int(marks.sum()), n)
         add(f"{metric}{suffix}", score, task, everything)
     return metrics

@@ -35,7 +35,7 @@ def by_level(metrics: Sequence[Metric], task: str) -> pd.DataFrame:
         if m.benchmark.startswith(f"{task}/level"):
             row = rows.setdefault(int(m.benchmark.rpartition("level")[2]), {"n": m.n})
             row[m.metric] = f"{m.value:.3f}"
-            if m.k == 1:
+            if m.metric == "accuracy":
                 row["tokens"] = f"{m.reply_tokens:.1f}"
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("level")
 
@@ -45,7 +45,9 @@ def levels(metrics: Sequence[Metric], task: str) -> dict[str, list[tuple[float, 
     found: dict[str, list[tuple[float, float, float]]] = {}
     for m in metrics:
         if m.benchmark.startswith(f"{task}/level") and not m.metric.startswith("reward"):
-            found.setdefault("greedy" if m.k == 1 else m.metric, []).append((m.value, m.ci_low, m.ci_high))
+            found.setdefault("greedy" if m.metric == "accuracy" else m.metric, []).append(
+                (m.value, m.ci_low, m.ci_high)
+            )
     return found
 
 
@@ -72,12 +74,12 @@ def habits(problems: Sequence[Problem], replies: Sequence[Reply]) -> pd.DataFram
     return grouped.assign(share=grouped["share"] / len(rows)).round(3)
 
 
-def store(path: Path, problems: Sequence[Problem], replies: Sequence[Reply], k: int) -> None:
+def store(path: Path, problems: Sequence[Problem], replies: Sequence[Reply], verdicts: Sequence[Verdict]) -> None:
     """Write every reply with its verdict, one JSON object a line, gzipped; the same replies give the same bytes."""
     lines = []
-    for index, reply in enumerate(replies):
-        problem = problems[index // k]
-        verdict = grade_one(reply.text, problem.gold)
+    by_id = {problem.id: problem for problem in problems}
+    for reply, verdict in zip(replies, verdicts, strict=True):
+        problem = by_id[reply.problem_id]
         lines.append(
             json.dumps(
                 {

@@ -7,9 +7,10 @@ from helpers.runs import Metric
 LAST = 10  # steps averaged at the end of a curve
 
 
-def final_loss(history: Sequence[Mapping[str, float]], documents: int) -> Metric:
-    """The last logged pre-training loss, nats a reply token."""
-    return _metric("loss", history[-1]["loss"], documents, "corpus")
+def final_loss(history: Sequence[Mapping[str, float]], batch_size: int) -> Metric:
+    """The last logged pre-training loss, nats a reply token; n counts the documents that it is a mean over."""
+    steps = history[-1]["step"] - (history[-2]["step"] if len(history) > 1 else 0)
+    return _metric("loss", history[-1]["loss"], steps * batch_size, "corpus")
 
 
 def training_metrics(history: Sequence[Mapping[str, float]], task: str) -> list[Metric]:

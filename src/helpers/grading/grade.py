@@ -33,6 +33,6 @@ def grade_one(reply: str, gold: str) -> Verdict:
     return Verdict("equal" if answer == gold.strip() else "different", "string", answer)
 
 
-def grade(golds: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-    """Grade replies in order against golds of the same length."""
+def grade(replies: Sequence[str], golds: Sequence[str]) -> list[Verdict]:
+    """Grade replies in order against as many golds."""
     return [grade_one(reply, gold) for reply, gold in zip(replies, golds, strict=True)]

@@ -1,7 +1,8 @@
 """What a model is called in a result: its name, how it was made, and on what grid its weights lie.
 
 A recipe lists the steps from the base model on (`base > grpo > rtn`), so a quantized base model and a quantized RL model are never
-taken for one another. An evaluation inherits its parent's description; a training or quantizing stage adds its step to it.
+taken for one another. An evaluation inherits its parent's description; a training or quantizing stage adds its step to it, and
+`made_from`, the id of the model that it started from. What is trained is in full precision again, whatever it started from.
 """
 
 from pathlib import Path
@@ -33,7 +34,7 @@ def describe(
         about = {"name": name or Path(parent.id).name, "recipe": "base", "method": "base", **FULL_PRECISION}
     about["parameters"] = count_parameters(model)
     if step:
-        about |= {"recipe": f"{about['recipe']} > {step}", "method": step}
+        about |= {"recipe": f"{about['recipe']} > {step}", "method": step, "made_from": parent.id, **FULL_PRECISION}
     if scheme is not None:
         grouped = scheme.granularity == "group"
         about |= {"scheme": str(scheme), "bits": scheme.bits, "group_size": scheme.group_size if grouped else None}

@@ -4,7 +4,6 @@ Written `w4g64` (4 bit, groups of 64 along a row), `w8pc` (one grid an output ch
 is added where the grid is symmetric about zero. A group longer than the row is the row.
 """
 
-import re
 from dataclasses import dataclass
 
 from helpers.errors import UserError
@@ -39,18 +38,6 @@ class Scheme:
     def __str__(self) -> str:
         size = str(self.group_size) if self.granularity == "group" else ""
         return f"w{self.bits}{GRANULARITIES[self.granularity]}{size}{'-sym' if self.symmetric else ''}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Scheme":
-        """Read what `str(scheme)` writes."""
-        match = re.fullmatch(r"w(\d+)(?:(pt|pc)|g(\d+))(-sym)?", text)
-        if not match:
-            raise SchemeError(
-                f"scheme {text!r} cannot be read: write w4g64, w8pc or w8pt, with -sym for a symmetric grid."
-            )
-        bits, code, group, symmetric = match.groups()
-        granularity = {"pt": "tensor", "pc": "channel", None: "group"}[code]
-        return cls(int(bits), granularity, int(group) if group else 64, symmetric is not None)
 
     def grid_length(self, rows: int, columns: int) -> int:
         """How many weights of a `(rows, columns)` matrix share one grid.

@@ -145,6 +145,7 @@ def _write_fragments(folder: Path, shown: dict[str, Run], own: list[Run]) -> dic
         if has_figure
         else pages.NOTHING,
         "results": pages.results(df, by_id),
+        **{f"scores-{study}": pages.scores(df, by_id, study) for study in {*df["study"], numbers.STUDY, "sizes"}},
         "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
         "local": _local_text(folder, own, local_df, by_id),
         "status-runs": pages.status_runs(published),
@@ -162,12 +163,14 @@ def _local_text(folder: Path, own: list[Run], df: pd.DataFrame, by_id: dict[str,
     if not own:
         return NO_LOCAL
     text = pages.local_table(own, {run_id: run.result for run_id, run in by_id.items()})
-    if numbers.headline(df, study=None).empty:
-        return text
     (folder / "results").mkdir(exist_ok=True)
-    publish.draw(df, folder / "results" / "local-pareto")
-    caption = f"**Your local runs.** {pages.pareto_caption(df, study=None)}"
-    return f"{text}\n{pages.pareto('results/local-pareto', f'Your local runs. {pages.PARETO_ALT}', caption)}"
+    for study, rows in df.groupby("study", sort=False):
+        if not numbers.headline(rows, study).empty:
+            stem, title = f"results/local-{study}", f"**Your local runs, study {study}.**"
+            publish.draw(rows, folder / stem)
+            caption = f"{title} {pages.pareto_caption(rows, study)}"
+            text += "\n" + pages.pareto(stem, f"Your local runs. {pages.PARETO_ALT}", caption)
+    return text
 
 
 def _sphinx(source: Path, target: Path) -> None:

@@ -39,6 +39,9 @@ def training_curves(history: Sequence[Mapping[str, float]], smooth: int = 5) -> 
         figure, axes = plt.subplots(2, 3, figsize=(9.6, 4.6), layout="constrained", sharex=True)
         for axis, (name, title) in zip(axes.flat, CURVES.items(), strict=True):
             rows = [(r["step"], r[name]) for r in history if name in r]
+            axis.set_title(title if rows else f"{title}: not measured")
+            if not rows:
+                continue
             steps, values = np.array(rows).T
             axis.plot(steps, values, ".", color=theme.bits[8], alpha=0.35, markersize=4)
             if len(values) >= 2 * smooth:
@@ -47,7 +50,6 @@ def training_curves(history: Sequence[Mapping[str, float]], smooth: int = 5) -> 
                 )
             else:
                 axis.plot(steps, values, color=theme.bits[8])
-            axis.set_title(title)
             axis.set_ylim(bottom=0)
         for axis in axes[-1]:
             axis.set_xlabel("step")

@@ -13,7 +13,7 @@ import nbformat
 import pandas as pd
 
 from helpers.records import Result
-from helpers.report.numbers import headline, memory
+from helpers.report.numbers import STUDY, headline, memory
 
 NOTHING = "Nothing has been published yet: `make study`, then `lowbit publish micro`.\n"
 PARETO_ALT = (
@@ -47,7 +47,9 @@ class Run:
 
     @property
     def label(self) -> str:
-        return self.result.name or self.result.run_id
+        """The run's name, with its study where that is not the book's main one."""
+        name = self.result.name or self.result.run_id
+        return name if self.result.study in (STUDY, "local") else f"{self.result.study}/{name}"
 
     @property
     def link(self) -> str:
@@ -87,6 +89,29 @@ def results(df: pd.DataFrame, runs: dict[str, Run]) -> str:
         for run in [runs[row["run_id"]]]
     ]
     return table(header, rows, tall=True) if rows else NOTHING
+
+
+def scores(df: pd.DataFrame, runs: dict[str, Run], study: str) -> str:
+    """One row an evaluated model of a study: its accuracy over the whole task, and what it weighs."""
+    rows = df[(df["study"] == study) & (df["metric"] == "accuracy") & (df["benchmark"] == df["task"])]
+    rows = rows.sort_values(["task", "recipe", "params", "bits"], ascending=[True, True, True, False])
+    header = ["model", "weights", "recipe", "scheme", "effective bits", "memory", "task", "accuracy [95 % interval]"]
+    lines = [
+        [
+            _text(row["model"]),
+            _number(row["params"]),
+            *(_text(row[column]) for column in ("recipe", "scheme")),
+            _number(row["effective_bits"], 2),
+            _memory(row),
+            f"{{doc}}`{row['task']} </{runs[row['run_id']].page}>`",
+            _interval(row),
+            _number(row["n"]),
+            _number(row["reply_tokens"], 1),
+            _number(row["seed"]),
+        ]
+        for _, row in rows.iterrows()
+    ]
+    return table([*header, "n", "reply tokens", "seed"], lines) if lines else NOTHING
 
 
 def pareto(stem: str, alt: str, caption: str) -> str:

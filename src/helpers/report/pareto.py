@@ -13,12 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
+from scipy import stats
 
 from helpers.errors import UserError
 from helpers.report.figures import shown_once
+from helpers.report.numbers import memory
 from helpers.report.style import DARK, LIGHT, MARKERS, OTHER_MARKER, Theme, themed
 
-ARM = ["model", "recipe", "method", "scheme", "bits"]
+ARM = ["study", "model", "recipe", "method", "scheme", "bits"]
 OFFSETS = [
     (8, -13),
     (8, 6),
@@ -32,27 +34,31 @@ OFFSETS = [
 
 
 def points(results: pd.DataFrame, metric: str = "accuracy", task: str = "arithmetic") -> pd.DataFrame:
-    """One row an arm: memory_bytes, value, interval, n, seeds, and whether it is on the frontier.
+    """One row an arm: memory_bytes, value, its 95 % interval, n, k, seeds, and whether it is on the frontier.
 
-    With several seeds the value is their mean, and the interval that of the mean over seeds is left to the study's own tables:
-    the figure shows the widest single interval.
+    With one seed the interval is the evaluation's own, over problems; with several the value is their mean, and the interval is
+    Student's t over the seeds. Two runs with the same arm and seed (another learning rate, say) are two points.
     """
     rows = results[(results["metric"] == metric) & (results["benchmark"] == task) & (results["source"] == "run")]
     if rows.empty:
-        raise UserError(
-            f"no evaluation has {metric} on {task}: the metrics there are {', '.join(sorted(set(results['metric'])))}."
-        )
-    table = (
-        rows.groupby(ARM, dropna=False)
-        .agg(
-            memory_bytes=("memory_bytes", "mean"), effective_bits=("effective_bits", "mean"), value=("value", "mean"),
-            ci_low=("ci_low", "min"), ci_high=("ci_high", "max"), n=("n", "max"), k=("k", "max"), seeds=("seed", "nunique"),
-        )
-        .reset_index()
-        .sort_values(["memory_bytes", "value"], ascending=[True, False], ignore_index=True)
-    )  # fmt: skip
+        there = ", ".join(sorted(set(results["metric"])))
+        raise UserError(f"no evaluation has {metric} on {task}: the metrics there are {there}.")
+    rows = rows.assign(variant=rows.groupby([*ARM, "seed"], dropna=False).cumcount())
+    table = pd.DataFrame([_point(arm, group) for arm, group in rows.groupby([*ARM, "variant"], dropna=False)])
+    table = table.sort_values(["memory_bytes", "value"], ascending=[True, False], ignore_index=True)
     table["frontier"] = table["value"] > table["value"].cummax().shift(fill_value=-np.inf)
     return table
+
+
+def _point(arm: tuple, rows: pd.DataFrame) -> dict:
+    value, seeds = rows["value"].mean(), len(rows)
+    low, high = rows["ci_low"].iloc[0], rows["ci_high"].iloc[0]
+    if seeds > 1:
+        half = float(stats.t.ppf(0.975, seeds - 1) * rows["value"].std(ddof=1) / np.sqrt(seeds))
+        low, high = value - half, value + half
+    sizes = {name: rows[name].mean() for name in ("memory_bytes", "effective_bits")}
+    return {**dict(zip(ARM, arm, strict=False)), **sizes, "value": value, "ci_low": low, "ci_high": high,
+            "n": rows["n"].max(), "k": rows["k"].max(), "seeds": seeds}  # fmt: skip
 
 
 def pareto(results: pd.DataFrame, stem: Path, metric: str = "accuracy", task: str = "arithmetic") -> Figure:
@@ -87,12 +93,12 @@ def draw(table: pd.DataFrame, theme: Theme, metric: str, task: str) -> Figure:
             markersize=7, capsize=2.5, elinewidth=1.0, zorder=3,
         )  # fmt: skip
     axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: memory(x)))
     sizes = (table["n"].max(), table["k"].max(), table["seeds"].max())
     axis.set(
         xlabel="effective memory of the model (simulated from codes, scales and zero points)",
         ylabel=f"{metric} on {task}",
-        ylim=(-0.03, 1.0),
+        ylim=(-0.03, max(1.0, 1.03 * table["ci_high"].max())),
         title=f"{metric} on {task}, n = {sizes[0]}, k = {sizes[1]}, seeds = {sizes[2]}, 95 % intervals",
     )
     axis.margins(x=0.08)
@@ -100,14 +106,6 @@ def draw(table: pd.DataFrame, theme: Theme, metric: str, task: str) -> Figure:
     figure.canvas.draw()
     _label(axis, table[table["frontier"]], table, theme)
     return figure
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return ""
 
 
 def _legend(table: pd.DataFrame, theme: Theme) -> list[Line2D]:

@@ -84,14 +84,6 @@ def published(folder: Path | None = None) -> dict[str, Result]:
     return found
 
 
-def evaluations(study: str) -> list[Result]:
-    """The published evaluation runs of a study. Errors: `PublishError` where there are none."""
-    found = [result for result in published().values() if (result.study, result.stage) == (study, "eval")]
-    if not found:
-        raise PublishError(f"study {study} has no published evaluation: give the runs to compare as `parents`.")
-    return found
-
-
 def write_results(results: dict[str, Result], folder: Path) -> None:
     """Write results.csv, and the figure where there is something to draw."""
     df = table.rows(list(results.values()))
@@ -156,6 +148,10 @@ def _checked_notebook(candidate: Candidate) -> nbformat.NotebookNode:
             raise PublishError(
                 f"{ref} was changed after it finished: {name} differs from what its result.json records."
             )
+    if result.dirty:
+        raise PublishError(
+            f"{ref} was made with uncommitted changes: commit them, delete {runs.shown(path)}, and run it again."
+        )
     if "run.ipynb" not in result.files:
         raise PublishError(f"{ref} has no executed notebook: run it with `lowbit run` or `lowbit study`, not by hand.")
     text = (path / "result.json").read_text()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from helpers.errors import UserError
 from helpers.tasks import Problem, messages
 
 
@@ -35,10 +36,14 @@ def sample(
     batch_size: int = 256,
     seed: int = 0,
 ) -> list[Reply]:
-    """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding (then `k` is 1 in effect).
+    """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
     `batch_size` counts replies. The same seed and batch size give the same replies on one machine.
     """
+    if temperature == 0 and k > 1:
+        raise UserError(
+            f"k = {k} with temperature 0 would give {k} equal replies: use k = 1, or a temperature above 0."
+        )
     if temperature > 0:
         config = GenerationConfig(do_sample=True, temperature=temperature, top_p=top_p, top_k=0)
     else:

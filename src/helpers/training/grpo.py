@@ -14,6 +14,7 @@ is no KL term: how far the policy walks from its start is measured, not held bac
 """
 
 import copy
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 
@@ -96,8 +97,8 @@ def train(
 ) -> list[dict[str, float]]:
     """Train `model` in place; gives one row a step: step, the names of `LOGGED`, and every `kl_every` steps `kl`.
 
-    `kl` is KL(policy || start) in nats a reply token, exact over the vocabulary, on replies of that step. Each step takes the next
-    `prompts_per_step` problems, so `problems` should hold `steps * prompts_per_step` of them (fewer are gone through again).
+    `kl` is KL(policy || start) in nats a reply token, exact over the vocabulary, on replies of that step. Each step draws
+    `prompts_per_step` problems, none twice as long as `problems` holds `steps * prompts_per_step` of them.
 
     Errors: `TrainingError` for an unknown loss, a group of one, or a loss or weights that are no longer finite.
     """
@@ -105,6 +106,10 @@ def train(
         raise TrainingError(f"loss = {loss!r} is unknown: choose one of {', '.join(SCALE_REWARDS)}.")
     if group_size < 2:
         raise TrainingError(f"group_size = {group_size} has nothing to compare: a group needs at least 2 replies.")
+    if torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ:
+        raise TrainingError(
+            f"{torch.cuda.device_count()} GPUs are visible and this run uses one: set CUDA_VISIBLE_DEVICES=0."
+        )
     start = copy.deepcopy(model).eval().requires_grad_(False)
     rollout: dict[str, list] = {}
     history: list[dict[str, float]] = []
