@@ -356,3 +356,13 @@ def test_what_the_prose_says_of_the_four_sizes_is_so():
         assert trained[size].ci_low > base[size].ci_high + 0.2
         assert trained[size].reply_tokens > 3 * base[size].reply_tokens
     assert trained["m"].value < trained["s"].value < trained["l"].value
+
+
+def test_what_the_pareto_exercise_says_is_so():
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[(rows["study"] == "micro") & (rows["metric"] == "accuracy") & (rows["benchmark"] == "arithmetic")]
+    by = {(row.model, row.recipe, row.bits): row for row in rows.itertuples()}
+    full, low = by["xs", "base > grpo", 16], by["s", "base > grpo > rtn", 3]
+    assert full.memory_bytes < 350 * 1024
+    assert low.memory_bytes < 350 * 1024
+    assert low.ci_low > full.ci_high

@@ -150,5 +150,5 @@ def test_models_are_compared_with_the_one_they_were_made_from():
         ],
         "arithmetic",
     )
-    assert list(found["difference"]) == [0.8, -0.2, -1.0]
+    assert list(found["difference"]) == ["+0.800", "-0.200", "-1.000"]
     assert list(found["verdict"]) == ["higher", "noise", "lower"]

@@ -104,6 +104,12 @@ def test_plain_papermill_from_another_folder(own_runs, tmp_path):
     assert done.returncode == 0, done.stderr
     (path,) = own_runs.glob("local/ptq/*/result.json")
     assert runs.read(path).parameters["bits"] == 3
+    # a run that has its executed notebook is not replaced by one that has none
+    path.unlink()
+    kept = execute("ptq", {"parent": "base-xs", "bits": 3}, out=(tmp_path / "out").open("w"))
+    assert "run.ipynb" in runs.read(kept.path).files
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert "run.ipynb" in runs.read(kept.path).files
 
 
 def test_shipped_runs_are_as_they_were_made():

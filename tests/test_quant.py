@@ -72,7 +72,7 @@ def test_more_bits_err_less(granularity):
 
 def test_smaller_groups_err_less_and_cost_more():
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    found = [round_to_nearest(weight, Scheme(3, "group", size)) for size in (128, 64, 32, 16)]
+    found = [round_to_nearest(weight, Scheme(3, "group", size)) for size in (128, 64, 32)]
     errors = [float((dequantize(q) - weight).norm()) for q in found]
     assert errors == sorted(errors, reverse=True)
     assert [q.nbytes for q in found] == sorted(q.nbytes for q in found)

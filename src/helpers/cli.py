@@ -122,7 +122,8 @@ def show(
     lines += [("model", f"{name} = {value}") for name, value in result.model.items()]
     if memory := result.memory:
         kind = "packed" if memory.packed else "full precision" if memory.effective_bits == 16 else "simulated"
-        lines.append(("memory", f"{memory.total_bytes:,} bytes, {memory.effective_bits:.2f} bits a weight, {kind}"))
+        bits = f"{memory.effective_bits:.2f} bits a weight of the linear layers"
+        lines.append(("memory", f"{memory.total_bytes:,} bytes, {bits}, {kind}"))
     lines += [("metric", _metric(metric)) for metric in result.metrics]
     last = ""
     for key, value in lines:

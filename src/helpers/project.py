@@ -63,7 +63,7 @@ def did_you_mean(word: str, known) -> str:
 
 
 def commit() -> tuple[str, bool]:
-    """(git commit of the project folder, whether it has uncommitted changes).
+    """(git commit of the project folder, whether code or notebooks have uncommitted changes).
 
     A copy without its history, in a container image say, is told its commit by LOWBIT_COMMIT; else it is "unknown".
     """
@@ -71,7 +71,7 @@ def commit() -> tuple[str, bool]:
         return given, False
     try:
         sha = _git("rev-parse", "HEAD")
-        return sha, bool(_git("status", "--porcelain"))
+        return sha, bool(_git("status", "--porcelain", "--", "src", "notebooks"))
     except (OSError, subprocess.SubprocessError):
         return "unknown", False
 

@@ -144,6 +144,12 @@ class Run:
         run_id = ids.run_id(result.stage, result.parameters, result.parents, code)
         result = result.model_copy(update={"run_id": run_id, "code": code})
         with lock(run_id):
+            made = done(run_id)
+            if (
+                made and "run.ipynb" in read(made).files
+            ):  # it has its executed notebook, and this session has none to offer
+                print(f"{run_id} was there already and is kept, in {shown(made)}")
+                return read(made)
             if self.path.parent.name == ".staging":
                 self.path = publish_staged(self.path, result, replace=True)
             else:  # the last cell was run again

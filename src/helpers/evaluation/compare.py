@@ -86,14 +86,13 @@ def comparisons(evaluations: Sequence[Result], task: str) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "model": [r[0] for r in rows],
-            "recipe": [r[1] for r in rows],
+            "step": [" > ".join(r[1].split(" > ")[-2:]) for r in rows],
             "scheme": [r[2] for r in rows],
-            "difference": [round(r[4].difference, 3) for r in rows],
+            "seed": [r[3] for r in rows],
+            "difference": [f"{r[4].difference:+.3f}" for r in rows],
             "95 % interval": [f"{r[4].low:+.3f} to {r[4].high:+.3f}" for r in rows],
-            "gained": [r[4].gained for r in rows],
-            "lost": [r[4].lost for r in rows],
-            "n": [r[4].n for r in rows],
-            "p, Holm": [f"{p:.2g}" for p in adjusted],
+            "gained, lost": [f"{r[4].gained}, {r[4].lost} of {r[4].n}" for r in rows],
+            "p (Holm)": [f"{p:.2g}" for p in adjusted],
             "verdict": verdicts,
         }
-    )
+    ).set_index(["model", "step", "scheme", "seed"])

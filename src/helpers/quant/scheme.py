@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from helpers.errors import UserError
 
 BITS = (2, 3, 4, 8)
-GROUP_SIZES = (16, 32, 64, 128)
+GROUP_SIZES = (32, 64, 128)  # whole 32-bit words at every width
 GRANULARITIES = {"tensor": "pt", "channel": "pc", "group": "g"}
 
 

@@ -33,7 +33,8 @@ FIGURE = """```{{figure}} /{stem}{suffix}.svg
 CAPTION = """\
 Accuracy on {benchmark} against effective memory; models {model}; n = {n} problems, {decoding}; seeds: {seed}.
 Bars are 95 % intervals over problems. Memory is that of the weights alone: packed codes with their scales and zero
-points, plus what is not quantized; full precision counts two bytes a weight."""
+points, plus what is not quantized; full precision counts two bytes a weight. Thin lines join the sizes of one arm; what lies
+below the frontier is faded."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +207,13 @@ def status_runs(runs: Sequence[Run]) -> str:
     for run in runs:
         result = run.result
         commit = f"`{result.commit[:10]}`" + (", with uncommitted changes" if result.dirty else "")
-        rows.append([run.link, result.stage, f"{run.wall_s:,.0f}", result.device, commit, result.started[:10]])
+        environment = f"Python {result.versions['python']}, torch {result.versions.get('torch', '–')}"
+        rows.append([run.link, f"{run.wall_s:,.0f}", result.device, environment, commit, result.started[:10]])
     total = sum(run.wall_s for run in runs)
-    return table(["run", "stage", "seconds", "device", "commit", "day (UTC)"], rows) + f"\nTogether {total:,.0f} s.\n"
+    return (
+        table(["run", "seconds", "device", "environment", "commit", "day (UTC)"], rows)
+        + f"\nTogether {total:,.0f} s.\n"
+    )
 
 
 def status_versions(runs: Sequence[Run]) -> str:

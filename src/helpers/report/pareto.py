@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 from scipy import stats
 
@@ -108,11 +109,8 @@ def draw(table: pd.DataFrame, theme: Theme, metric: str, task: str) -> Figure:
     return figure
 
 
-def _legend(table: pd.DataFrame, theme: Theme) -> list[Line2D]:
-    bits = [
-        Line2D([], [], marker="o", ls="", color=theme.bits[b], label=f"{b} bit")
-        for b in sorted(set(table["bits"]), reverse=True)
-    ]
+def _legend(table: pd.DataFrame, theme: Theme) -> list[Line2D | Patch]:
+    bits = [Patch(color=theme.bits[b], label=f"{b} bit") for b in sorted(set(table["bits"]), reverse=True)]
     methods = [
         Line2D([], [], marker=MARKERS.get(m, OTHER_MARKER), ls="", color=theme.ink, label=m)
         for m in dict.fromkeys(table["method"])

@@ -90,7 +90,7 @@ def summary(frame: pd.DataFrame, task: str) -> pd.DataFrame:
         row["eff. bits"] = f"{group['effective_bits'].iloc[0]:.2f}"
         row["KiB"] = f"{group['memory_bytes'].iloc[0] / 1024:,.1f}"
         for name, score in scores.iterrows():
-            if name.startswith(("accuracy", "avg@", "reward")):
+            if name.startswith(("accuracy", "avg@")) or name == "reward":
                 row[name] = f"{score['value']:.3f}"
             if name == "accuracy":
                 row["95 % interval"] = f"{score['ci_low']:.3f} to {score['ci_high']:.3f}"
