@@ -1,6 +1,7 @@
 """The command line: exit codes, sentences, speed, and no machine learning in its process."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_nothing_of_the_command_line_imports_machine_learning():
         (["show", "eval-1"], "The run eval-1 is unknown: give a run id"),
         (["show", "org/model"], "org/model is not a run of this project"),
         (["table"], "No finished run in "),
-        (["job", "nowhere.json", "x"], "nowhere.json is no plan that has a run x."),
+        (["job", "nowhere.json", "x", str(os.getppid())], "nowhere.json is no plan that has a run x."),
     ],
 )
 def test_a_user_error_is_one_sentence_and_exit_code_2(lowbit, arguments, sentence):
@@ -130,3 +131,12 @@ def test_check_finds_what_is_wrong(lowbit, home):
         "base: 01_base.ipynb has outputs: clear them",
         "grpo: The parameters cell has the line `steps = 3`: each parameter is written `name: type = value  # help`.",
     ]
+
+
+def test_what_nobody_thought_of_is_still_one_sentence(lowbit, home):
+    (home / "runs" / "tiny").mkdir(parents=True)
+    (home / "runs" / "tiny" / "plan.json").write_text("{ broken")
+    code, _, errors = lowbit("table")
+    assert code in (1, 2)
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors

@@ -82,6 +82,15 @@ def test_nan_weights_are_refused(saved):
         models.load(saved[1])
 
 
+def test_a_missing_tensor_is_refused_not_invented(saved):
+    file = saved[1] / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.0.mlp.gate_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(models.CheckpointError, match=r"lacks 1 tensors, the first of them model\.layers\.0\.mlp\.gate"):
+        models.load(saved[1])
+
+
 def test_nan_weights_are_not_saved(saved, tokenizer, tmp_path):
     model = saved[0]
     with torch.no_grad():

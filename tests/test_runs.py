@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from helpers import identity, params, project, runs, staging
 from helpers.records import DiskFull, Result, RunError, ensure_space, is_complete
-from machinery import make, planned
+from machinery import BASE, make, planned
 
 
 def test_the_committed_schema_is_the_models():
@@ -246,3 +246,31 @@ def test_a_pattern_stands_for_all_runs_that_match(home):
     assert sorted(run.context.parents) == sorted([first.path.name, second.path.name])
     with pytest.raises(RunError, match=r"No run matches other/\*"):
         runs.begin("pareto", {"parents": ["other/*"]})
+
+
+def test_a_truncated_file_makes_a_run_incomplete(home):
+    run = make()
+    assert is_complete(run.path)
+    (run.path / "model" / "model.safetensors").write_bytes(b"x")
+    assert not is_complete(run.path)
+    assert runs.done(run.path.name) is None
+
+
+@pytest.mark.parametrize(
+    ("ran", "same"),
+    [
+        (slice(1, None), True),
+        ([1, 2, 3, 4, 4], True),  # the last cell again
+        ([1, 2, 2, 3, 4], False),  # another cell twice: a model trained twice, say
+        ([1, 3, 4], False),
+        ([1, 3, 2, 4], False),
+    ],
+)
+def test_a_session_must_run_the_cells_of_the_template_in_order(home, ran, same):
+    cells = BASE[ran] if isinstance(ran, slice) else [BASE[index] for index in ran]
+    assert (runs._deviation("base", [identity.normal(cell.strip()) for cell in cells]) == []) == same
+
+
+def test_parameters_that_run_again_later_make_another_run(home):
+    cells = [BASE[1], 'size: str = "s"', *BASE[2:]]
+    assert runs._deviation("base", [identity.normal(cell.strip()) for cell in cells])

@@ -209,3 +209,10 @@ def test_a_template_that_changes_during_a_study_stops_its_runs(home, capfd):
     template.write_text(template.read_text().replace("working on", "busy with"))
     with pytest.raises(runs.RunError, match=r"one is now base-.*, not base-.*: code or parents changed"):
         execute("base", jobs[0].parameters, "tiny", "one", expect=jobs[0].run_id)
+
+
+@pytest.mark.parametrize("entry", [{**EVALS, "parent": []}, {**BASES, "matrix": {"size": []}}])
+def test_an_empty_list_is_an_error_not_no_runs(home, entry):
+    write(home, BASES, entry)
+    with pytest.raises(StudyError, match="is not a study"):
+        load("tiny")

@@ -62,12 +62,12 @@ def study(
 
 
 @app.command(hidden=True)
-def job(plan: Path, name: str) -> None:
+def job(plan: Path, name: str, parent: int) -> None:
     """One run of a study's plan (Snakemake calls this)."""
     from helpers import kernel, project
     from helpers.schedule import run_job
 
-    kernel.die_with_parent(signal.SIGTERM)
+    kernel.die_with_parent(signal.SIGTERM, parent)
     os.chdir(project.root())
     run_job(plan, name)
 
@@ -170,6 +170,12 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:  # a full disk, a folder that may not be written
         print(f"{error.filename or 'A file'} cannot be used: {error.strerror or error}.", file=sys.stderr)
+        sys.exit(1)
+    except Exception as error:  # what nobody thought of is still one sentence; its traceback is there on request
+        if os.environ.get("LOWBIT_DEBUG"):
+            raise
+        detail = " ".join(str(error).split())[:300]
+        print(f"{type(error).__name__}: {detail} (LOWBIT_DEBUG=1 shows where).", file=sys.stderr)
         sys.exit(1)
 
 

@@ -95,6 +95,7 @@ def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> 
         "LOWBIT_STAGING": str(staging),
         "LOWBIT_HOME": str(project.root()),
         "LOWBIT_RUNS": str(project.runs_dir()),
+        "TMPDIR": str(folder),  # what a killed kernel leaves goes with the folder
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_MIXED_PRECISION": "no",  # a trainer reads it, so the same run id could mean another precision
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),

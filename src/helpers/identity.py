@@ -82,7 +82,11 @@ def _imports(code: str, package: str) -> set[str]:
     """Modules below `helpers` that some code imports: {"models", "quant.rtn"}; `package` is where the code lives."""
     code = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
     found: set[str] = set()
-    for node in ast.walk(ast.parse(code)):
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:  # a cell in another language, or one that fails when it runs
+        return found
+    for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

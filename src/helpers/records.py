@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helpers.errors import UserError
 
+LARGE = 64 * 2**20  # bytes; hashing larger files at every look would take seconds
+
 
 class RunError(UserError):
     """A run cannot be found, read or started."""
@@ -136,11 +138,15 @@ def read(path: Path) -> Result:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a folder holds a valid result and all the files that it lists."""
+    """Whether a folder holds a valid result and all the files that it lists, unchanged (large ones: there)."""
     try:
-        return all((path / name).is_file() for name in read(path).files)
+        return all(_unchanged(path / name, digest) for name, digest in read(path).files.items())
     except RunError:
         return False
+
+
+def _unchanged(file: Path, digest: str) -> bool:
+    return file.is_file() and (file.stat().st_size > LARGE or sha256(file) == digest)
 
 
 def hash_files(folder: Path) -> dict[str, str]:

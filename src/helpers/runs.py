@@ -85,6 +85,7 @@ class Run:
     managed: bool
     began: float = field(default_factory=time.perf_counter)
     spoke: float = float("-inf")
+    first_cell: int = 0  # where in the session's history this run began
 
     @property
     def id(self) -> str:
@@ -140,14 +141,12 @@ class Run:
         return self._publish(result)
 
     def _publish(self, result: Result) -> Result:
-        code = ids.combine(result.code, _edited_cells(result.stage))
+        code = ids.combine(result.code, _deviation(result.stage, _history()[self.first_cell :]))
         run_id = ids.run_id(result.stage, result.parameters, result.parents, code)
         result = result.model_copy(update={"run_id": run_id, "code": code})
         with lock(run_id):
             made = done(run_id)
-            if (
-                made and "run.ipynb" in read(made).files
-            ):  # it has its executed notebook, and this session has none to offer
+            if made and "run.ipynb" in read(made).files:  # a session has no executed notebook to offer in its place
                 print(f"{run_id} was there already and is kept, in {shown(made)}")
                 return read(made)
             if self.path.parent.name == ".staging":
@@ -173,18 +172,25 @@ def begin(stage: str, parameters: dict[str, Any]) -> Run:
         ensure_space(project.runs_dir())
     with disk_errors(project.runs_dir()):
         path = Path(staging) if staging else session_folder()
-    return Run(path, context, refs[0] if parameters.get("parent") else None, refs, managed=bool(staging))
+    parent = refs[0] if parameters.get("parent") else None
+    return Run(path, context, parent, refs, managed=bool(staging), first_cell=max(0, len(_history()) - 1))
 
 
-def _edited_cells(stage: str) -> list[str]:
-    """Cells that ran here and are not in the stage's template: their run must not pass for one of the template."""
+def _history() -> list[str]:
+    """The cells that ran in this Jupyter session, in order; none outside Jupyter."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None:
-        return []
-    template = set(ids.cells_of(project.template(stage)))
-    ran = [cell for cell in shell.history_manager.input_hist_raw if cell.strip()]
-    ran = [ids.normal(cell) for cell in ran if not params.is_declarations(cell) and not params.is_injected(cell)]
-    return [cell for cell in dict.fromkeys(ran) if cell not in template]
+    return [ids.normal(cell) for cell in shell.history_manager.input_hist_raw if cell.strip()] if shell else []
+
+
+def _deviation(stage: str, ran: list[str]) -> list[str]:
+    """What ran since `begin()`, if it is not the template's cells in their order: such a run must not pass for one of the template.
+
+    The last cell may have run several times.
+    """
+    while len(ran) > 1 and ran[-1] == ran[-2]:
+        ran = ran[:-1]
+    template = ids.cells_of(project.template(stage))
+    return [] if ran == template[: len(ran)] else ran
 
 
 def describe(

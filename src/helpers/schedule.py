@@ -110,6 +110,7 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) 
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
     env = {**os.environ, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
+    env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
     with log.open("w") as out:
         process = subprocess.Popen(  # a session of its own, so that Ctrl-C reaches the jobs once, through us
             command, stderr=out, stdin=subprocess.DEVNULL, cwd=project.root(), env=env, start_new_session=True,

@@ -25,10 +25,10 @@ import itertools
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helpers import params, project, runs
 from helpers.errors import UserError
@@ -48,8 +48,8 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
     stage: str
-    matrix: dict[str, list[str | int | float | bool]] = {}
-    parent: str | list[str] | None = None
+    matrix: dict[str, Annotated[list[str | int | float | bool], Field(min_length=1)]] = {}
+    parent: str | Annotated[list[str], Field(min_length=1)] | None = None
     parents: list[str] = []
     params: dict[str, Any] = {}
 

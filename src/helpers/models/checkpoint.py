@@ -28,11 +28,20 @@ def load(
     found = runs.find(str(ref))
     source = str(found / "model" if found else ref)
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"checkpoint {ref} cannot be loaded: {reason}") from error
+        where = (
+            ""
+            if Path(source).is_dir()
+            else " (there is no such folder here, and no such model could be had from a hub)"
+        )
+        raise CheckpointError(f"checkpoint {ref} cannot be loaded{where}: {reason}") from error
+    if missing := sorted(map(str, report["missing_keys"])):  # they would be random numbers
+        raise CheckpointError(f"checkpoint {ref} lacks {len(missing)} tensors, the first of them {missing[0]}.")
     refuse_non_finite(model, str(ref))
     tokenizer.padding_side = "left"
     return model.to(device or best_device()).eval(), tokenizer

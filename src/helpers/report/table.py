@@ -82,6 +82,8 @@ def write() -> Path:
 def summary(frame: pd.DataFrame, task: str) -> pd.DataFrame:
     """One row an evaluated model on `task`: memory, accuracy with its 95 % interval, the other scores, reply length."""
     whole = frame[(frame["benchmark"] == task) & (frame["stage"] == "eval")]
+    if whole.empty:
+        raise RunError(f"None of these runs is an evaluation on {task}: give evaluations such as micro/eval-base-s.")
     keys = ["model", "recipe", "scheme", "seed"]
     shown = []
     for values, group in whole.groupby(keys, dropna=False, sort=False):
