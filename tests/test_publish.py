@@ -227,3 +227,18 @@ def test_published_records_are_exact_copies(home):
     publish.publish([run_id])
     assert (home / "book" / "runs" / "local" / "mine" / "result.json").read_bytes() == source
     assert records.read(home / "book" / "runs" / "local" / "mine").run_id == run_id
+
+
+def test_a_picture_that_a_cell_shows_twice_is_shown_once(home):
+    def picture(data, kind="display_data"):
+        return nbformat.v4.new_output(kind, data={"image/png": data})
+
+    cell = nbformat.v4.new_code_cell("draw()", execution_count=1)
+    cell.outputs = [
+        picture("a", "execute_result"),
+        picture("a"),
+        picture("b"),
+        nbformat.v4.new_output("stream", text="x"),
+    ]
+    cleaned = clean.clean(nbformat.v4.new_notebook(cells=[cell]))
+    assert [output.get("data", {}).get("image/png") for output in cleaned.cells[0].outputs] == ["a", "b", None]

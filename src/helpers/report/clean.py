@@ -3,6 +3,7 @@
 - `parameters` becomes `remove-cell` and `injected-parameters` becomes `hide-input`: the values show on request, the
   defaults not at all.
 - What papermill notes about time and place goes; so do widget outputs, which need scripts from another host.
+- A picture that a cell shows twice is shown once.
 - Paths of this machine become relative ones, and a carriage return leaves only the last state of a progress line.
 
 A notebook with an error or with an output that loads from another host is refused, and never repaired.
@@ -10,6 +11,7 @@ A notebook with an error or with an output that loads from another host is refus
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
@@ -61,12 +63,23 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell.metadata = nbformat.from_dict({key: value for key, value in kept.items() if value != []})
         cell.source = _shorten(cell.source, paths)
         if cell.cell_type == "code":
-            cell.outputs = [
+            cell.outputs = _once(
                 output for output in cell.outputs if not _is_widget(output) and not _is_about_widgets(output)
-            ]
+            )
             for output in cell.outputs:
                 _clean_output(output, paths)
     return notebook
+
+
+def _once(outputs: Iterable[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Drop a picture that its cell shows already: a figure that is both open and returned is drawn twice."""
+    kept, seen = [], set()
+    for output in outputs:
+        picture = output.get("data", {}).get("image/png")
+        if picture is None or picture not in seen:
+            kept.append(output)
+            seen.add(picture)
+    return kept
 
 
 def machine_paths() -> dict[str, str]:
