@@ -366,3 +366,17 @@ def test_what_the_pareto_exercise_says_is_so():
     assert full.memory_bytes < 350 * 1024
     assert low.memory_bytes < 350 * 1024
     assert low.ci_low > full.ci_high
+
+
+def test_what_the_prose_says_of_reasoning_and_recall_is_so():
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[(rows["study"] == "micro") & (rows["metric"] == "accuracy") & (rows["benchmark"] == rows["task"])]
+    full = rows[rows["recipe"] == "base > grpo"].set_index(["model", "task"])["value"]
+    low = rows[rows["method"] == "rtn"].set_index(["model", "task", "bits"])["value"]
+    for model in ("xs", "s"):
+        for bits in (3, 2):
+            kept = {task: low[model, task, bits] / full[model, task] for task in ("arithmetic", "recall")}
+            assert kept["recall"] > kept["arithmetic"]
+    assert low["s", "recall", 3] > 0.95 * full["s", "recall"]
+    assert low["s", "arithmetic", 3] < 0.85 * full["s", "arithmetic"]
+    assert low["s", "arithmetic", 2] < 0.25 * full["s", "arithmetic"]

@@ -96,23 +96,32 @@ def scores(df: pd.DataFrame, runs: dict[str, Run], study: str) -> str:
     """One row an evaluated model of a study: its accuracy over the whole task, and what it weighs."""
     rows = df[(df["study"] == study) & (df["metric"] == "accuracy") & (df["benchmark"] == df["task"])]
     rows = rows.sort_values(["task", "recipe", "params", "bits"], ascending=[True, True, True, False])
-    header = ["model", "weights", "recipe", "scheme", "effective bits", "memory", "task", "accuracy [95 % interval]"]
+    header = [
+        "model",
+        "recipe",
+        "scheme",
+        "task",
+        "accuracy [95 % interval]",
+        "n",
+        "reply tokens",
+        "memory",
+        "effective bits",
+    ]
     lines = [
         [
-            _text(row["model"]),
-            _number(row["params"]),
-            *(_text(row[column]) for column in ("recipe", "scheme")),
-            _number(row["effective_bits"], 2),
-            _memory(row),
+            *(_text(row[column]) for column in ("model", "recipe", "scheme")),
             f"{{doc}}`{row['task']} </{runs[row['run_id']].page}>`",
             _interval(row),
             _number(row["n"]),
             _number(row["reply_tokens"], 1),
+            _memory(row),
+            _number(row["effective_bits"], 2),
+            _number(row["params"]),
             _number(row["seed"]),
         ]
         for _, row in rows.iterrows()
     ]
-    return table([*header, "n", "reply tokens", "seed"], lines) if lines else NOTHING
+    return table([*header, "weights", "seed"], lines) if lines else NOTHING
 
 
 def pareto(stem: str, alt: str, caption: str) -> str:
