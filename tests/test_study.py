@@ -216,3 +216,16 @@ def test_an_empty_list_is_an_error_not_no_runs(home, entry):
     write(home, BASES, entry)
     with pytest.raises(StudyError, match="is not a study"):
         load("tiny")
+
+
+def test_a_key_that_stands_twice_is_an_error(home):
+    (home / "notebooks" / "studies" / "tiny.yml").write_text("name: tiny\nruns: []\nruns: []\n")
+    with pytest.raises(StudyError, match="the key runs stands there twice"):
+        load("tiny")
+
+
+@slow
+def test_runs_may_lie_in_a_folder_with_an_awkward_name(home, monkeypatch):
+    monkeypatch.setenv("LOWBIT_RUNS", str(home / "r{s} #1: 'x'"))
+    write(home, {"name": "one", "stage": "base"})
+    assert run_study("tiny")

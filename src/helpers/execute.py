@@ -102,8 +102,8 @@ def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> 
     }
     try:
         papermill.execute_notebook(
-            template,
-            staging / "run.ipynb",
+            _literal(template),
+            _literal(staging / "run.ipynb"),
             context.parameters,
             kernel_name="python3",
             language="python",
@@ -116,6 +116,11 @@ def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> 
     finally:
         (staging / SOCKETS).unlink()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _literal(path: Path) -> str:
+    """A path for papermill, which fills parameters into the braces of a path."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 class _Unfinished(Exception):

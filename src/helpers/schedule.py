@@ -105,11 +105,11 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) 
         *(sys.executable, "-m", "snakemake"),
         *("--snakefile", str(workflow / "Snakefile"), "--workflow-profile", str(workflow / "profiles" / "local")),
         *("--directory", str(folder / ".work"), "--cores", str(jobs)),
-        *("--config", f"plan={folder / 'plan.json'}", f"python={sys.executable}"),
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
     env = {**os.environ, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
+    env |= {"LOWBIT_PLAN": str(folder / "plan.json"), "LOWBIT_PYTHON": sys.executable}
     env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
     with log.open("w") as out:
         process = subprocess.Popen(  # a session of its own, so that Ctrl-C reaches the jobs once, through us

@@ -88,6 +88,16 @@ class _Draft:
     refs: list[str] = field(default_factory=list)  # of `parents`, beside given["parent"]
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which a key may stand only once; the standard loader lets the last one win in silence."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load(study: str | Path) -> Study:
     """Read a study by name, or from a file."""
     known = project.studies()
@@ -96,7 +106,7 @@ def load(study: str | Path) -> Study:
         choice = f"{project.did_you_mean(str(study), known)} choose one of {', '.join(known)}" if known else ""
         raise StudyError(f"{study} is neither a study nor a file{choice}.")
     try:
-        found = Study.model_validate(yaml.safe_load(path.read_text()))
+        found = Study.model_validate(yaml.load(path.read_text(), Loader=_Once))
     except yaml.YAMLError as error:
         where = f" in line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else ""
         raise StudyError(f"{path.name} is not valid YAML{where}: {getattr(error, 'problem', None) or error}.") from None
