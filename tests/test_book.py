@@ -1,6 +1,7 @@
 """The book: built once from made-up runs, once from nothing, and once as it is published."""
 
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,7 @@ import yaml
 from bs4 import BeautifulSoup
 
 import synthetic_runs as synthetic
-from helpers import project
+from helpers import project, records
 from helpers.report import book, numbers, pages, publish, table
 
 CHECKOUT = synthetic.CHECKOUT
@@ -356,6 +357,12 @@ def test_what_the_prose_says_of_the_four_sizes_is_so():
         assert trained[size].ci_low > base[size].ci_high + 0.2
         assert trained[size].reply_tokens > 3 * base[size].reply_tokens
     assert trained["m"].value < trained["s"].value < trained["l"].value
+    made = [
+        records.read(path) for path in [*BOOK.glob("runs/sizes/*/result.json"), *project.SHIPPED.glob("*/result.json")]
+    ]
+    begun = [datetime.fromisoformat(result.started) for result in made]
+    ended = [start + timedelta(seconds=result.timings["wall_s"]) for start, result in zip(begun, made, strict=True)]
+    assert abs(max(ended) - min(begun) - timedelta(minutes=6)) < timedelta(seconds=30)
 
 
 def test_what_the_pareto_exercise_says_is_so():

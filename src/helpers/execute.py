@@ -23,6 +23,7 @@ from helpers.records import (
     DiskFull,
     Draft,
     FailedRun,
+    Interrupted,
     disk_errors,
     ensure_space,
     says_disk_full,
@@ -73,7 +74,7 @@ def _run(context: Context, template: Path, out: TextIO) -> Path:
         shutil.rmtree(failed, ignore_errors=True)
         return path
     except KeyboardInterrupt:
-        raise FailedRun(f"{context.run_id} was interrupted: nothing was published.") from None
+        raise Interrupted(f"{context.run_id} was interrupted: nothing was published.") from None
     except Exception as error:
         ename, evalue, cell, failure = _explain(error, context, failed / "run.ipynb")
         details = {"run_id": context.run_id, "study": context.study, "name": context.name, "command": context.command}

@@ -32,6 +32,10 @@ class FailedRun(RunError):
     exit_code = 1
 
 
+class Interrupted(FailedRun):
+    """A run was stopped by whoever started it."""
+
+
 class DiskFull(FailedRun):
     """No space is left where runs are written."""
 

@@ -23,10 +23,10 @@ from filelock import FileLock, Timeout
 from helpers import kernel, project, runs
 from helpers.errors import UserError
 from helpers.execute import execute
-from helpers.records import FailedRun, disk_errors, ensure_space, write_json
+from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
 from helpers.study import Job, Study, StudyError, load, plan
 
-FAILED, INTERRUPTED = "failed", "interrupted"
+FAILED = "failed"
 
 
 def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
@@ -70,7 +70,7 @@ def run_job(plan_file: Path, name: str) -> None:
         state = outcome.state
     except UserError as error:
         reason = str(error)
-        state = INTERRUPTED if reason.endswith("nothing was published.") else FAILED
+        state = "interrupted" if isinstance(error, Interrupted) else FAILED
         raise
     finally:
         seconds = time.perf_counter() - began
