@@ -275,8 +275,8 @@ def test_numbers_say_not_run_yet_until_they_can_be_computed():
     assert set(nothing.values()) == {numbers.NOT_RUN}
     some = numbers.numbers(frame(grpo=0.75, b4=0.72))
     assert some["grpo_s"] == "75.0 %"
-    assert some["loss4_s"] == "3.0 points"
-    assert some["fewest_bits_s"] == some["base_s"] == some["grpo_xs"] == numbers.NOT_RUN
+    assert some["loss4_rtn_s"] == "3.0 points"
+    assert some["fewest_bits_rtn_s"] == some["base_s"] == some["grpo_xs"] == numbers.NOT_RUN
     assert set(some) == set(nothing)
 
 
@@ -290,12 +290,12 @@ def test_numbers_say_not_run_yet_until_they_can_be_computed():
     ],
 )
 def test_fewest_bits(b8, b4, b3, b2, fewest):
-    assert numbers.numbers(frame(grpo=0.8, b8=b8, b4=b4, b3=b3, b2=b2))["fewest_bits_s"] == fewest
+    assert numbers.numbers(frame(grpo=0.8, b8=b8, b4=b4, b3=b3, b2=b2))["fewest_bits_rtn_s"] == fewest
 
 
 def test_a_gain_is_called_a_gain_and_a_number_links_to_its_run():
     texts = numbers.numbers(frame(grpo=0.7, b8=0.712), page=lambda run_id: f"runs/{run_id}")
-    assert texts["loss8_s"] == "{doc}`−1.2 points (a gain) </runs/b8>`"
+    assert texts["loss8_rtn_s"] == "{doc}`−1.2 points (a gain) </runs/b8>`"
     assert texts["grpo_s"] == "{doc}`70.0 % </runs/grpo>`"
 
 

@@ -1,4 +1,4 @@
-"""Micro models, their tokenizer, checkpoints and memory."""
+"""Micro models, their tokenizer and checkpoints."""
 
 from types import SimpleNamespace
 
@@ -113,16 +113,6 @@ def test_pickled_weights_are_refused(saved, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(models.CheckpointError, match="cannot be loaded"):
         models.load(folder)
-
-
-def test_full_precision_memory_counts_two_bytes_and_tied_embeddings_once(saved):
-    model, folder = saved
-    memory = models.measure(model)
-    assert memory.total_bytes == 2 * models.count_parameters(model)
-    assert memory.parts["embeddings"] == 2 * model.get_input_embeddings().weight.numel()
-    assert memory.effective_bits == 16
-    on_disk = sum(t.numel() * t.element_size() for t in load_file(folder / "model.safetensors").values())
-    assert memory.total_bytes == on_disk
 
 
 def test_the_same_seed_builds_the_same_model(tokenizer):

@@ -1,5 +1,9 @@
-"""The command line, `lowbit`. It imports no machine learning: models live in the kernels of the runs."""
+"""The command line, `lowbit`. It starts without machine learning: models live in the kernels of the runs.
 
+Only `export` and `memory` import it, when they are called.
+"""
+
+import json
 import os
 import signal
 import sys
@@ -129,6 +133,37 @@ def show(
     for key, value in lines:
         print(f"{'' if key == last else key:<10} {value}")
         last = key
+
+
+@app.command()
+def export(
+    ref: Annotated[str, typer.Argument(metavar="RUN", help="A run id, study/name or folder with a packed model.")],
+    format: Annotated[str, typer.Option(help="gptq, awq, compressed-tensors or bnb.")],
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+) -> None:
+    """Write a packed model for other software."""
+    from helpers import models, runs
+    from helpers.quant.export import export as write
+
+    models.seed_everything(0)  # also quiets the libraries
+    print(runs.shown(write(ref, format, out)))
+
+
+@app.command()
+def memory(
+    ref: Annotated[str, typer.Argument(metavar="MODEL", help="A run id, shipped name, folder or hub id.")],
+    scheme: Annotated[str, typer.Option(help="w4g128, w3pc-sym, nf4, ...; without it, the model as it is.")] = "",
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens a text, for the cache of keys and values.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Texts side by side.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Bytes as JSON.")] = False,
+) -> None:
+    """Say what a model weighs at a scheme, from its configuration alone."""
+    from helpers import models
+    from helpers.quant import Scheme, size
+
+    models.seed_everything(0)
+    found = size.account(ref, Scheme.parse(scheme) if scheme else None, tokens, batch)
+    print(json.dumps(found) if as_json else size.as_text(found))
 
 
 def _metric(metric) -> str:

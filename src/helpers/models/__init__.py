@@ -4,6 +4,7 @@
 project.
 """
 
+from helpers.models.adapters import merge
 from helpers.models.checkpoint import CheckpointError, count_parameters, load, save
 from helpers.models.describe import describe, memory_of
 from helpers.models.device import cores, device, device_name, seed_everything
@@ -23,6 +24,7 @@ __all__ = [
     "load",
     "measure",
     "memory_of",
+    "merge",
     "save",
     "seed_everything",
 ]

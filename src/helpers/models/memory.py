@@ -1,31 +1,114 @@
-"""What a model weighs: bytes by part, and bits for each quantized weight.
+"""What a model weighs: bytes by part, bits for each quantized weight, and the cache that grows while it writes.
 
-Full precision counts 2 bytes a weight (bfloat16). A quantized layer counts its codes at their bit-width in whole 32-bit words, its
-scales and zero points; embeddings and norms stay in full precision and count at 2 bytes, a tied matrix once. `packed` says whether
-those bytes are what the layer computes from, or what it would occupy if it did (simulated).
+Counted is what the modules hold. A low-bit layer has its codes (`linear`) and what turns them into weights (`scales`:
+scales, zero points, tables); everything else counts 2 bytes a weight (bfloat16, as on the disk), a tied matrix once.
+`packed` says that low-bit layers are there. What a model would weigh can be counted on a model without weights, too.
+
+The cache holds a key and a value of `head_dim` numbers, 2 bytes each, for each layer, key-value head, token and text; a
+layer with a sliding window keeps the last tokens alone:
+
+    bytes = sum over layers of 2 * key-value heads * head_dim * min(tokens, window) * texts * 2
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from transformers import PreTrainedModel
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from helpers import runs
+from helpers.kernels import LowBitLinear
+from helpers.models import lowbit
+from helpers.models.checkpoint import CheckpointError
 from helpers.runs import Memory
 
 FULL_PRECISION_BYTES = 2
+Bytes = tuple[int, int]  # of codes, and of scales, zero points and tables
 
 
-def measure(model: PreTrainedModel, quantized: Mapping[str, int] | None = None, packed: bool = False) -> Memory:
-    """Give the memory of `model`, of which the layers in `quantized` (weight's name -> bytes of codes, scales, zeros) are low-bit.
+def measure(model: PreTrainedModel, simulated: Mapping[str, Bytes] | None = None) -> Memory:
+    """The memory of `model`, of which the linear layers in `simulated` (by name) count with the bytes given there.
 
-    `effective_bits` is the mean over the weights of the quantized layers; 16 where nothing is quantized.
+    `effective_bits` is the mean over the weights of the low-bit layers, with their scales; 16 where there are none.
     """
-    quantized = quantized or {}
-    parts = {"embeddings": 0, "linear": 0, "other": 0}
-    weights = 0
+    held = {name: bytes_ for name, m in model.named_modules() if (bytes_ := stored(m)) is not None}
+    low_bit = held | dict(simulated or {})
+    codes, scales = (sum(part) for part in zip(*low_bit.values(), strict=True)) if low_bit else (0, 0)
+    parts = {"embeddings": 0, "linear": codes, "scales": scales, "other": 0}
     for name, parameter in model.named_parameters():  # tied parameters are listed once
-        if name in quantized:
-            weights += parameter.numel()
-        part = "embeddings" if "embed" in name or "lm_head" in name else "linear" if parameter.ndim == 2 else "other"
-        parts[part] += quantized.get(name, parameter.numel() * FULL_PRECISION_BYTES)
-    bits = 8 * sum(quantized.values()) / weights if weights else 8.0 * FULL_PRECISION_BYTES
-    return Memory(parts=parts, total_bytes=sum(parts.values()), effective_bits=bits, packed=packed)
+        if name.removesuffix(".weight") not in low_bit:
+            part = (
+                "embeddings" if "embed" in name or "lm_head" in name else "linear" if parameter.ndim == 2 else "other"
+            )
+            parts[part] += parameter.numel() * FULL_PRECISION_BYTES
+    layers = [model.get_submodule(name) for name in low_bit]
+    weights = sum(layer.in_features * layer.out_features for layer in layers)
+    bits = 8 * (codes + scales) / weights if weights else 8.0 * FULL_PRECISION_BYTES
+    return Memory(parts=parts, total_bytes=sum(parts.values()), effective_bits=bits, packed=bool(held))
+
+
+def stored(layer: nn.Module) -> Bytes | None:
+    """What a low-bit layer holds, ours or bitsandbytes' (whose weight keeps its scales with it), bias aside; None for any other."""
+    if isinstance(layer, LowBitLinear):
+        return layer.codes.nbytes, layer.nbytes - layer.codes.nbytes
+    if not isinstance(layer, nn.Linear) or layer.weight.is_floating_point():
+        return None
+    state = getattr(layer.weight, "quant_state", None)
+    if state is None:  # LLM.int8: its first forward moves the scales from the weight to the layer
+        tensors = [layer.state.SCB if layer.weight.SCB is None else layer.weight.SCB]
+    else:
+        nested = [state.state2.absmax, state.state2.code, state.offset] if state.nested else []
+        tensors = [state.absmax, state.code, *nested]
+    return layer.weight.data.nbytes, sum(t.nbytes for t in tensors)
+
+
+def blueprint(ref: str) -> PreTrainedModel:
+    """The model of a run id, study/name, shipped name, folder or hub id, without weights: from its configuration alone.
+
+    It is on the meta device, with packed layers of ours in place.
+
+    Errors: `RunError` where nothing has this name, `CheckpointError` where it is no language model that transformers knows.
+    """
+    here = (Path(ref).expanduser() / "config.json").is_file()
+    source = str(Path(ref).expanduser()) if here else runs.load_parent(ref, what="model").model_path
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise CheckpointError(f"The configuration of {ref} cannot be used: {reason}.") from error
+    if quantization_of(config).get("quant_method") == lowbit.NAME:
+        packed = lowbit.LowBitConfig(config.quantization_config["layers"])
+        lowbit.LowBitQuantizer(packed)._process_model_before_weight_loading(model)
+    return model
+
+
+def quantization_of(config: PreTrainedConfig) -> dict:
+    """What a configuration says of its low-bit layers; nothing in full precision."""
+    found = getattr(config, "quantization_config", None) or {}
+    return found if isinstance(found, dict) else found.to_dict()
+
+
+def cache_bytes(config: PreTrainedConfig, tokens: int, texts: int = 1) -> int:
+    """Bytes of the keys and values of `texts` texts of `tokens` tokens each, in 16 bit.
+
+    Errors: `CheckpointError` for more tokens than the model has positions, and for layers that keep something else.
+    """
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest and tokens > longest:
+        raise CheckpointError(f"tokens = {tokens} is more than the {longest} positions of the model.")
+    window = getattr(text, "sliding_window", None)
+    usual = "sliding_attention" if window else "full_attention"
+    kinds = getattr(text, "layer_types", None) or [usual] * text.num_hidden_layers
+    other = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)
+    if other or getattr(text, "kv_lora_rank", None):
+        raise CheckpointError(
+            f"The cache of {other or 'latent attention'} layers is not known here: leave the tokens out."
+        )
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    kept = sum(min(tokens, window) if kind == "sliding_attention" else tokens for kind in kinds)
+    return 2 * heads * size * kept * texts * FULL_PRECISION_BYTES

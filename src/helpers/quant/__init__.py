@@ -1,23 +1,34 @@
-"""Post-training quantizers: a scheme says what grid, a method finds the codes. Uses `runs.Metric`; sampling does not know it.
+"""Post-training quantizers: a scheme says what grid, a method finds the codes. Uses kernels, models and `runs.Metric`.
 
-`quantize(model, method, scheme)` changes the model in place and gives a report a layer.
+`quantize(model, method, scheme, calibration)` changes the model in place and gives a report a layer; sampling does not know it.
 """
 
-from helpers.quant.quantize import METHODS, LayerReport, linear_layers, quantize
-from helpers.quant.report import report_table, weight_error
-from helpers.quant.rtn import Quantized, dequantize, round_to_nearest
-from helpers.quant.scheme import Scheme, SchemeError
+from helpers.quant import fake
+from helpers.quant.calibration import decoder_blocks
+from helpers.quant.fit import METHODS
+from helpers.quant.grid import Quantized
+from helpers.quant.layers import linear_layers, weight_of
+from helpers.quant.mixed import Mixed, mixed
+from helpers.quant.quantize import LayerReport, quantize
+from helpers.quant.report import layer_error, report_table
+from helpers.quant.rtn import round_to_nearest
+from helpers.quant.scheme import Scheme, SchemeError, bitsandbytes
 
 __all__ = [
     "METHODS",
     "LayerReport",
+    "Mixed",
     "Quantized",
     "Scheme",
     "SchemeError",
-    "dequantize",
+    "bitsandbytes",
+    "decoder_blocks",
+    "fake",
+    "layer_error",
     "linear_layers",
+    "mixed",
     "quantize",
     "report_table",
     "round_to_nearest",
-    "weight_error",
+    "weight_of",
 ]

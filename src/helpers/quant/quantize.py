@@ -1,67 +1,93 @@
-"""Quantize a model in place, layer by layer, and say what it cost.
+"""Quantize a model in place, block by block, and say of each layer what it cost.
 
-Every linear layer but `lm_head` is quantized; embeddings and norms stay in full precision, as in both papers. The layer keeps
-the float32 weights that its codes stand for, so the rest of the code runs unchanged: accuracy is that of the low-bit model,
-memory is counted from the codes (`packed` is false: simulated).
+Every linear layer but the output head is quantized (or the attention's alone); embeddings and norms stay in full precision, as
+in both papers. Afterwards each layer computes from packed codes: bytes are those of its tensors. A fifth of the calibration
+texts is held out: on these, in the full-precision model, every method's output error is measured alike. `gptq` and `awq` see
+the other texts as they come through the blocks quantized so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from helpers.quant.rtn import Quantized, dequantize, round_to_nearest
-from helpers.quant.scheme import Scheme, SchemeError
-
-METHODS: dict[str, Callable[[torch.Tensor, Scheme], Quantized]] = {"rtn": round_to_nearest}
+from helpers.quant.awq import output_error as error_of
+from helpers.quant.calibration import Moments, Stream, decoder_blocks, split
+from helpers.quant.fit import layers_to_quantize, scheme_of_each
+from helpers.quant.layers import stored_bytes
+from helpers.quant.methods import Layer, mark, solver
+from helpers.quant.scheme import Scheme
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer: relative error |W - W'| / |W| (Frobenius), bytes stored, effective bits a weight, seconds."""
+    """One layer. Errors are relative: |W' - W| / |W|, and of the outputs on held-out text (None without calibration texts).
+
+    `nbytes` is what its tensors occupy, `bits` that a weight; `note` says what was done differently here.
+    """
 
     name: str
     shape: tuple[int, int]
-    error: float
+    weight_error: float
+    output_error: float | None
     nbytes: int
     bits: float
     seconds: float
-
-
-def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The layers that are quantized, by name: every `nn.Linear` but the output head."""
-    head = model.get_output_embeddings()
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    note: str = ""
 
 
 @torch.no_grad()
-def quantize(model: PreTrainedModel, method: str, scheme: Scheme) -> list[LayerReport]:
-    """Replace each linear layer's weight by its quantized value, in place; gives one report a layer, in the model's order.
+def quantize(
+    model: PreTrainedModel,
+    method: str,
+    scheme: Scheme | str | Mapping[str, Scheme],
+    calibration: Sequence[Sequence[int]] = (),
+    *,
+    clip: bool | None = None,
+    act_order: bool = True,
+    damping: float = 0.01,
+) -> list[LayerReport]:
+    """Replace each linear layer by its low-bit one, in place; gives one report a layer, in the model's order.
 
-    Errors: `SchemeError` for an unknown method, a model without linear layers, or a layer that the scheme does not fit (named; the
-    model is then unchanged).
+    `calibration` holds the token ids of texts, without padding: `gptq`, `awq` and `autoawq` need them, the others only measure
+    on them. A mapping gives each layer that it names a scheme of its own, and leaves the others as they are. `clip` (search each
+    grid's range) is what the method does unless told otherwise: rtn not, the others yes; `act_order` and `damping` are those of
+    `gptq`.
+
+    Errors: `SchemeError` for an unknown method, one that cannot do the scheme, a model that it does not fit (Conv1D, experts,
+    already quantized), a layer that the scheme does not fit (named), and too few texts; the model is then unchanged.
     """
-    if method not in METHODS:
-        raise SchemeError(f"method = {method!r} is unknown: choose one of {', '.join(METHODS)}.")
-    layers = linear_layers(model)
-    if not layers:
-        raise SchemeError(f"{type(model).__name__} has no linear layers to quantize.")
-    for name, layer in layers.items():
-        try:
-            scheme.grid_length(*layer.weight.shape)
-        except SchemeError as error:
-            raise SchemeError(f"layer {name}: {error}") from None
+    scheme = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
+    schemes = scheme_of_each(model, method, scheme)
+    layers = layers_to_quantize(model, method, schemes, calibration)
+    seen, held_out = split(calibration)
+    measured = Stream(model, held_out) if held_out else None
+    stream = Stream(model, seen) if method in ("gptq", "awq") else None
+    solve = solver(model, method, schemes, seen, stream, clip, act_order, damping)
     reports = []
-    for name, layer in layers.items():
-        start = perf_counter()
-        quantized = METHODS[method](layer.weight, scheme)
-        restored = dequantize(quantized).to(layer.weight)
-        error = float((restored - layer.weight).norm() / layer.weight.norm().clamp(min=1e-12))
-        layer.weight.copy_(restored)
-        shape = tuple(layer.weight.shape)
-        bits = 8 * quantized.nbytes / layer.weight.numel()
-        reports.append(LayerReport(name, shape, error, quantized.nbytes, bits, perf_counter() - start))
-    return reports
+    for prefix, block in decoder_blocks(model):
+        own = {name: layer for name, layer in layers.items() if name.startswith(f"{prefix}.")}
+        exact = measured.moments(block, own, onward=True) if measured else {}
+        before = {name: layer.weight.detach().float().clone() for name, layer in own.items()}
+        for new in solve(prefix, block, own) if own else ():
+            model.set_submodule(new.name, new.module)
+            reports.append(report(before[new.name], new, exact.get(new.name)))
+        if stream:
+            stream.go_through(block)
+    mark(model, next(iter(schemes.values())))
+    order = list(layers)
+    return sorted(reports, key=lambda r: order.index(r.name))
+
+
+def report(before: torch.Tensor, new: Layer, moments: Moments | None) -> LayerReport:
+    """The report of one layer whose weight was `before`."""
+    difference = new.weight - before
+    weight_error = float(difference.norm() / before.norm().clamp(min=1e-12))
+    output_error = None
+    if moments is not None:
+        exact, off = (error_of(w, moments.second) for w in (before, difference))
+        output_error = (max(off, 0.0) / max(exact, 1e-12)) ** 0.5
+    nbytes = stored_bytes(new.module)
+    bits = 8 * nbytes / before.numel()
+    return LayerReport(new.name, tuple(before.shape), weight_error, output_error, nbytes, bits, new.seconds, new.note)

@@ -1,4 +1,4 @@
-"""The per-layer report as a table and as one number."""
+"""The per-layer report as a table and as two numbers."""
 
 from collections.abc import Sequence
 
@@ -9,22 +9,27 @@ from helpers.runs import Metric
 
 
 def report_table(report: Sequence[LayerReport]) -> pd.DataFrame:
-    """One row a layer: shape, relative error, bytes, effective bits, milliseconds."""
-    return pd.DataFrame(
+    """One row a layer: shape, relative errors of its weights and outputs, bytes, effective bits, milliseconds, notes if any."""
+    rows = pd.DataFrame(
         {
             "layer": [r.name.removeprefix("model.") for r in report],
             "shape": [f"{r.shape[0]} x {r.shape[1]}" for r in report],
-            "relative error": [round(r.error, 4) for r in report],
+            "weight error": [round(r.weight_error, 4) for r in report],
+            "output error": [None if r.output_error is None else round(r.output_error, 4) for r in report],
             "bytes": [r.nbytes for r in report],
             "effective bits": [round(r.bits, 3) for r in report],
             "ms": [round(1000 * r.seconds, 2) for r in report],
+            "note": [r.note for r in report],
         }
     ).set_index("layer")
+    return rows if any(r.note for r in report) else rows.drop(columns="note")
 
 
-def weight_error(report: Sequence[LayerReport]) -> Metric:
-    """The mean relative error of the layers' weights, as a metric over layers."""
-    value = sum(r.error for r in report) / len(report)
-    return Metric(
-        metric="weight_error", value=value, n=len(report), k=1, ci_low=None, ci_high=None, task="", benchmark="weights"
-    )
+def layer_error(report: Sequence[LayerReport]) -> list[Metric]:
+    """The mean over layers of the relative error of their weights, and of their outputs where those were measured."""
+    found = {"weight_error": [r.weight_error for r in report], "output_error": [r.output_error for r in report]}
+    return [
+        Metric(metric=name, value=sum(errors) / len(errors), n=len(errors), k=1, benchmark="layers")
+        for name, errors in found.items()
+        if None not in errors
+    ]

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from helpers import project, records, runs
 from helpers.errors import UserError
-from helpers.report import clean, numbers, pages, publish, table
+from helpers.report import clean, numbers, pages, publish, quantizers, table
 from helpers.report.pages import Run
 
 NO_LOCAL = "There are none yet. `lowbit run ptq -p bits=3` makes one, and the next `lowbit book` shows it here.\n"
@@ -148,6 +148,10 @@ def _write_fragments(folder: Path, shown: dict[str, Run], own: list[Run]) -> dic
         **{f"scores-{study}": pages.scores(df, by_id, study) for study in {*df["study"], numbers.STUDY, "sizes"}},
         "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
         "local": _local_text(folder, own, local_df, by_id),
+        **{
+            f"methods-{size}": quantizers.methods(df, size, lambda run_id: by_id[run_id].page) for size in numbers.SIZES
+        },
+        "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
         "status-runs": pages.status_runs(published),
         "status-versions": pages.status_versions(list(shown.values())),
     }

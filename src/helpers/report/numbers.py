@@ -13,7 +13,10 @@ import pandas as pd
 STUDY, TASK = "micro", "arithmetic"
 SIZES = ("xs", "s")
 WIDTHS = (8, 4, 3, 2)
-ARMS = {"base": ("base", 16), "grpo": ("base > grpo", 16)} | {f"rtn{b}": ("base > grpo > rtn", b) for b in WIDTHS}
+METHODS = ("rtn", "gptq")
+ARMS = {"base": ("base", 16), "grpo": ("base > grpo", 16)} | {
+    f"{method}{bits}": (f"base > grpo > {method}", bits) for method in METHODS for bits in WIDTHS
+}
 KEEP = 0.95  # "how far can I go" asks for this share of full-precision accuracy; the first page states it
 NOT_RUN = "*not run yet*"
 
@@ -36,9 +39,11 @@ def numbers(df: pd.DataFrame, page: Page = lambda run_id: None) -> dict[str, str
         texts[name] = NOT_RUN if row is None else _link(percent(row["value"]), page(row["run_id"]))
         texts[f"memory_{name}"] = NOT_RUN if row is None else memory(row["memory_bytes"])
     for size in SIZES:
-        texts[f"fewest_bits_{size}"] = _fewest_bits(found, size, page)
-        for bits in WIDTHS:
-            texts[f"loss{bits}_{size}"] = _loss(found[f"grpo_{size}"], found[f"rtn{bits}_{size}"], page)
+        full = found[f"grpo_{size}"]
+        for method in METHODS:
+            low = {bits: found[f"{method}{bits}_{size}"] for bits in WIDTHS}
+            texts[f"fewest_bits_{method}_{size}"] = _fewest_bits(full, low, page)
+            texts |= {f"loss{bits}_{method}_{size}": _loss(full, low[bits], page) for bits in WIDTHS}
     texts["n_problems"] = NOT_RUN if rows.empty else " or ".join(f"{n:,}" for n in sorted(set(rows["n"].astype(int))))
     texts["seed"] = NOT_RUN if rows.empty else str(int(rows["seed"].min()))
     return texts
@@ -76,9 +81,7 @@ def _loss(full: pd.Series | None, low: pd.Series | None, page: Page) -> str:
     return _link(text, page(low["run_id"]))
 
 
-def _fewest_bits(found: dict[str, pd.Series | None], size: str, page: Page) -> str:
-    full = found[f"grpo_{size}"]
-    low = {bits: found[f"rtn{bits}_{size}"] for bits in WIDTHS}
+def _fewest_bits(full: pd.Series | None, low: dict[int, pd.Series | None], page: Page) -> str:
     if full is None or any(row is None for row in low.values()):
         return NOT_RUN
     enough = [bits for bits in WIDTHS if low[bits]["value"] >= KEEP * full["value"]]

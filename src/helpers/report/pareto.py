@@ -97,7 +97,7 @@ def draw(table: pd.DataFrame, theme: Theme, metric: str, task: str) -> Figure:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: memory(x)))
     sizes = (table["n"].max(), table["k"].max(), table["seeds"].max())
     axis.set(
-        xlabel="effective memory of the model (simulated from codes, scales and zero points)",
+        xlabel="effective memory: packed codes, scales, zero points; 16 bits for the rest",
         ylabel=f"{metric} on {task}",
         ylim=(-0.03, max(1.0, 1.03 * table["ci_high"].max())),
         title=f"{metric} on {task}, n = {sizes[0]}, k = {sizes[1]}, seeds = {sizes[2]}, 95 % intervals",

@@ -1,5 +1,6 @@
 """Replies of a model to problems. Uses tasks; `training` and `evaluation` stand above it."""
 
-from helpers.sampling.generate import Reply, sample
+from helpers.sampling.generate import Reply, prompt_ids, sample
+from helpers.sampling.traces import calibration_texts
 
-__all__ = ["Reply", "sample"]
+__all__ = ["Reply", "calibration_texts", "prompt_ids", "sample"]

@@ -24,6 +24,12 @@ class Reply:
     finished: bool
 
 
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> list[list[int]]:
+    """The token ids of each problem's prompt, up to where the reply begins."""
+    prompts = tokenizer.apply_chat_template([messages(p) for p in problems], add_generation_prompt=True, tokenize=False)
+    return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+
+
 @torch.inference_mode()
 def sample(
     model: PreTrainedModel,
@@ -54,15 +60,14 @@ def sample(
         eos_token_id=model.generation_config.eos_token_id,
     )
     torch.manual_seed(seed)
-    prompts = tokenizer.apply_chat_template([messages(p) for p in problems], add_generation_prompt=True, tokenize=False)
-    lengths = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    prompts = prompt_ids(tokenizer, problems)
+    lengths = [len(ids) for ids in prompts]
     order = [i for i in sorted(range(len(problems)), key=lengths.__getitem__) for _ in range(k)]
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     replies: dict[int, list[Reply]] = {}
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        inputs = tokenizer([prompts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False)
-        inputs = {key: inputs[key].to(model.device) for key in ("input_ids", "attention_mask")}
+        inputs = tokenizer.pad({"input_ids": [prompts[i] for i in rows]}, return_tensors="pt").to(model.device)
         output = model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
         for i, ids in zip(rows, output, strict=True):
             end = next((n for n, token in enumerate(ids) if token in ends), None)

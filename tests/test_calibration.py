@@ -1,0 +1,96 @@
+"""What the layers see: moments against a direct computation, padding that does not count, and texts that cannot be read."""
+
+import pytest
+import torch
+
+from helpers import models
+from helpers.quant import SchemeError, linear_layers
+from helpers.quant.calibration import Stream, decoder_blocks, split
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return models.build("xs", models.build_tokenizer()).eval()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    generator = torch.Generator().manual_seed(1)
+    lengths = [5, 40, 12, 33, 7, 21, 60, 9, 14, 11, 30, 8, 16, 25, 6, 19, 50, 10, 13, 22]
+    return [torch.randint(5, 60, (n,), generator=generator).tolist() for n in lengths]
+
+
+def seen_alone(model, texts, layer):
+    """The inputs of a layer when each text is read by itself, without padding."""
+    found = []
+    hook = layer.register_forward_pre_hook(lambda module, args: found.append(args[0][0]))
+    with torch.no_grad():
+        for ids in texts:
+            model(torch.tensor([ids]))
+    hook.remove()
+    return torch.cat(found)
+
+
+def test_moments_are_those_of_the_tokens_without_padding(model, texts):
+    stream = Stream(model, texts)
+    for prefix, block in decoder_blocks(model):
+        layers = {n: m for n, m in linear_layers(model).items() if n.startswith(f"{prefix}.")}
+        moments = stream.moments(block, layers, onward=True)
+        assert set(moments) == set(layers)
+        for name in (f"{prefix}.self_attn.o_proj", f"{prefix}.mlp.down_proj", f"{prefix}.self_attn.k_proj"):
+            x = seen_alone(model, texts, layers[name])
+            assert moments[name].tokens == len(x) == sum(map(len, texts))
+            torch.testing.assert_close(moments[name].second, x.T @ x / len(x), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(moments[name].magnitude, x.abs().mean(0), rtol=1e-3, atol=1e-5)
+
+
+def test_layers_that_read_one_tensor_share_their_moments_in_order_of_use(model, texts):
+    prefix, block = decoder_blocks(model)[0]
+    layers = {n.removeprefix(f"{prefix}."): m for n, m in linear_layers(model).items() if n.startswith(f"{prefix}.")}
+    moments = Stream(model, texts).moments(block, layers)
+    q, k, v, o = (moments[f"self_attn.{x}_proj"] for x in "qkvo")
+    gate, up, down = (moments[f"mlp.{x}_proj"] for x in ("gate", "up", "down"))
+    assert q is k is v
+    assert gate is up
+    assert len({id(x) for x in (q, o, gate, down)}) == 4
+    first_of_each = [next(n for n in moments if moments[n] is m) for m in (q, o, gate, down)]
+    assert sorted(first_of_each, key=list(moments).index) == first_of_each
+
+
+def test_the_hidden_states_are_the_model_s_own(model, texts):
+    stream = Stream(model, texts)
+    for _, block in decoder_blocks(model):
+        stream.go_through(block)
+    ids = sorted(texts, key=len)[0]
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        last = model.model.norm(stream.hidden[0][0, : len(ids)])
+    torch.testing.assert_close(last, states[-1][0], rtol=1e-4, atol=1e-5)
+
+
+def test_every_fifth_text_is_held_out():
+    seen, held_out = split([[i] for i in range(12)])
+    assert held_out == [[4], [9]]
+    assert [x[0] for x in seen] == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11]
+    assert split([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ([], "calibration holds no text, or an empty one"),
+        ([[1, 2], []], "calibration holds no text, or an empty one"),
+        ([[1, 2], [6] * 257], "calibration text 1 has 257 tokens, and the model has 256 positions"),
+        ([[1, 60]], r"calibration text 0 holds a token id outside 0\.\.59"),
+    ],
+)
+def test_texts_that_cannot_be_read(model, texts, sentence):
+    with pytest.raises(SchemeError, match=sentence):
+        Stream(model, texts)
+
+
+def test_a_failed_start_leaves_no_hook_behind(model):
+    with pytest.raises(SchemeError):
+        Stream(model, [[99]])
+    assert not decoder_blocks(model)[0][1]._forward_pre_hooks
