@@ -1,6 +1,7 @@
 """Pre-training and GRPO: losses by hand, settings that must not be TRL's defaults, and a run that learns."""
 
 import copy
+import signal
 from functools import partial
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trl import GRPOTrainer
 
-from helpers import models, tasks
+from helpers import grading, models, tasks
 from helpers.tasks import corpus
 from helpers.training import grpo, pretrain
 
@@ -96,7 +98,7 @@ def test_the_update_is_the_formula(loss, model, tokenizer, monkeypatch):
 
     pretrain.train(model, tokenizer, short_documents, 30, 4e-3, warmup=5)  # so that replies end, sooner or later
     seen = {}
-    compute = grpo.GRPOTrainer._compute_loss
+    compute = GRPOTrainer._compute_loss
 
     def spy(self, net, inputs):
         theirs = compute(self, net, inputs)
@@ -113,13 +115,13 @@ def test_the_update_is_the_formula(loss, model, tokenizer, monkeypatch):
         seen.update(lengths=mask.sum(1).tolist(), advantages=inputs["advantages"])
         return theirs
 
-    monkeypatch.setattr(grpo.GRPOTrainer, "_compute_loss", spy)
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", spy)
     rewards = iter([1.0, 0.0, 0.1, 0.0, 1.1, 1.1, 0.0, 0.0])
-    monkeypatch.setattr(grpo, "reward", lambda verdict: next(rewards))
     problems = tasks.load("arithmetic", "train", 2)
     grpo.train(
-        model, tokenizer, problems, loss=loss, steps=1, prompts_per_step=2, group_size=4, max_new_tokens=8, kl_every=0
-    )
+        model, tokenizer, problems, loss=loss, steps=1, prompts_per_step=2, group_size=4, max_new_tokens=8, kl_every=0,
+        reward=lambda verdict: next(rewards),
+    )  # fmt: skip
     r = torch.tensor([[1.0, 0.0, 0.1, 0.0], [1.1, 1.1, 0.0, 0.0]])
     advantage = r - r.mean(1, keepdim=True)
     if loss == "grpo":
@@ -180,3 +182,102 @@ def test_kl_by_hand(model, tokenizer):
 def test_settings_that_do_not_fit(changes, sentence, model, tokenizer):
     with pytest.raises(grpo.TrainingError, match=sentence):
         grpo.train(model, tokenizer, tasks.load("arithmetic", "train", 4), **changes)
+
+
+# ---------------------------------------------------------------- rollouts that teach nothing, or go wrong
+
+TINY = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "kl_every": 0, "lr": 1e-3}
+
+
+def trained(model, tokenizer, **changes):
+    return grpo.train(model, tokenizer, tasks.load("arithmetic", "train", 8), **(TINY | changes))
+
+
+def weights_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo"])
+def test_equal_rewards_change_nothing_and_are_counted(model, tokenizer, loss):
+    before = weights_of(model)
+    history = trained(model, tokenizer, loss=loss, reward=lambda verdict: 0.1)
+    assert torch.equal(weights_of(model), before)
+    assert {row["no_advantage"] for row in history} == {1.0}
+    assert {row["grad_norm"] for row in history} == {0.0}
+    assert history[0]["reward"] == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+def test_replies_that_never_end_are_cut_off_and_earn_nothing(model, tokenizer):
+    class NoEnd(torch.nn.Linear):
+        """An output head to which the end mark is all but impossible."""
+
+        def forward(self, hidden):
+            return super().forward(hidden).index_fill(-1, torch.tensor(tokenizer.eos_token_id), -1e4)
+
+    model.lm_head.__class__ = NoEnd
+    history = trained(model, tokenizer, steps=1)
+    assert history[0]["clipped"] == 1.0
+    assert history[0]["reply_tokens"] == TINY["max_new_tokens"]
+    assert history[0]["reward"] == 0.0
+    assert history[0]["no_advantage"] == 1.0
+
+
+def broken(verdict):
+    raise KeyError("answer")
+
+
+def endless(verdict):
+    while True:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        (broken, r"^the reward broken failed at step 1 on the reply '.*': KeyError: 'answer'\.$"),
+        (endless, r"^the reward endless of step 1 took more than 0\.2 s: see reply 0\.$"),
+        (lambda verdict: float("nan"), r"^the reward <lambda> gave nan at step 1 for the reply '.*'\.$"),
+        (
+            lambda verdict: "good",
+            r"^the reward <lambda> failed at step 1 on the reply '.*': ValueError: could not convert",
+        ),
+    ],
+)
+def test_a_reward_that_goes_wrong_is_one_sentence(model, tokenizer, reward, sentence):
+    with pytest.raises(grpo.TrainingError, match=sentence) as error:
+        trained(model, tokenizer, reward=reward, reward_seconds=0.2)
+    assert "\n" not in str(error.value)
+    assert "forward" not in model.__dict__  # the model can be used, and copied, as before
+    assert not model.training
+
+
+def test_rewards_in_time_leave_the_alarm_clock_as_it_was():
+    before = signal.getsignal(signal.SIGALRM)
+    assert grpo.rewards(grading.reward, [r"\boxed{3}", "3"], ["3", "3"], 1, 5.0) == [1.1, 0.0]
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_starts_again_and_gives_the_same(tokenizer):
+    """There is nothing to resume from: only whole runs are kept. A fresh start is not moved by what went before."""
+
+    def fresh():
+        models.seed_everything(3)
+        return models.load("base-xs")[0]
+
+    def killed(step, **_):
+        if step == 2:
+            raise KeyboardInterrupt
+
+    whole = fresh()
+    expected = trained(whole, tokenizer, steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        trained(fresh(), tokenizer, steps=3, log=killed)
+    torch.rand(100)  # whatever else the process did
+    again = fresh()
+    assert trained(again, tokenizer, steps=3) == expected
+    assert torch.equal(weights_of(again), weights_of(whole))

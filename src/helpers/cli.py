@@ -166,6 +166,29 @@ def memory(
     print(json.dumps(found) if as_json else size.as_text(found))
 
 
+@app.command()
+def bench(
+    work: Annotated[str, typer.Argument(help="rollout")],
+    model: Annotated[str, typer.Option(help="A run id, shipped name, folder or hub id.")] = "base-s",
+    scheme: Annotated[str, typer.Option(help="w8pt-sym, w4g64, ...")] = "w8pt-sym",
+    repeats: Annotated[int, typer.Option(min=1, help="The median of so many counts.")] = 9,
+    out: Annotated[Path | None, typer.Option(help="A JSON file that the measurement is added to.")] = None,
+) -> None:
+    """Measure what low-bit work costs against full precision, in one process."""
+    from helpers import bench as benchmarks
+    from helpers import records
+
+    if work not in benchmarks.BENCHMARKS:
+        raise UserError(f"work = {work!r} is unknown: choose one of {', '.join(benchmarks.BENCHMARKS)}.")
+    row = benchmarks.BENCHMARKS[work](model, scheme, repeats=repeats)
+    print(benchmarks.as_text(row))
+    if out:
+        before = json.loads(out.read_text()) if out.is_file() else []
+        records.write_json(out, [*before, row])
+    if not benchmarks.within(row):
+        raise typer.Exit(1)
+
+
 def _metric(metric) -> str:
     where = f" {metric.benchmark or metric.task}" if metric.benchmark or metric.task else ""
     interval = f" [{metric.ci_low:.3g}, {metric.ci_high:.3g}]" if metric.ci_low is not None else ""

@@ -1,4 +1,7 @@
-"""Scores with their uncertainty, paired comparisons, and tables of them. Uses grading and `runs`; the report stands above it."""
+"""Scores with their uncertainty, paired comparisons, and tables of them. Uses grading and `runs`; the report stands above it.
+
+`diagnose`, `parting`, `layers` and `survival` are imported by name: an evaluation's id must not change with the quantizers' code.
+"""
 
 from helpers.evaluation.compare import Comparison, compare, comparisons, holm
 from helpers.evaluation.scores import Score, summarize

@@ -21,9 +21,15 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from helpers.errors import UserError
+
 FOLDER = MARK = "adapter"  # the folder, and the entry of config.json that names it
 FILE = "adapter_model.safetensors"
 NAME = "default"  # PEFT's, of a model's first adapter
+
+
+class AdapterError(UserError):
+    """An adapter that is not there."""
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -97,9 +103,14 @@ def attach(model: PreTrainedModel, folder: Path) -> nn.Module:
 
 
 @torch.no_grad()
-def merge(model: nn.Module) -> PreTrainedModel:
-    """The full-precision model that `model` and its adapter are together, made in place; one without an adapter as it is."""
+def merge(model: nn.Module, needed: bool = False) -> PreTrainedModel:
+    """The full-precision model that `model` and its adapter are together, made in place; one without an adapter as it is.
+
+    Errors: `AdapterError` where there is none and it is `needed`.
+    """
     if not has_adapter(model):
+        if needed:
+            raise AdapterError(f"{type(model).__name__} has no adapter to merge: start from a run of lora or qlora.")
         return model
     base = base_of(model)
     for name, layer in adapted(base).items():

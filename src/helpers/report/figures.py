@@ -56,6 +56,37 @@ def training_curves(history: Sequence[Mapping[str, float]], smooth: int = 5) -> 
     return shown_once(figure)
 
 
+def precision_curves(history: Sequence[Mapping[str, float]]) -> Figure:
+    """Three panels of a run against its steps, shaded where weights were fake-quantized: reward, mismatch, and codes that moved.
+
+    Mismatch is the mean and the largest |log p_trainer - log p_sampler| of a step's reply tokens. Of the codes, bars show the share
+    that a step changed and the line the share that is no longer where it was when quantization began.
+    """
+    steps = [r["step"] for r in history]
+    quantized = [r for r in history if "codes_moved" in r]
+    with themed(LIGHT) as theme:
+        figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.7), layout="constrained", sharex=True)
+        axes[0].plot(steps, [r["reward"] for r in history], color=theme.bits[8])
+        axes[0].set(title="mean reward (at most 1.1)", ylim=(0, None))
+        for name, style in (("mismatch_mean", "-"), ("mismatch_max", ":")):
+            label = name.removeprefix("mismatch_")
+            axes[1].plot(steps, [r[name] for r in history], style, color=theme.bits[8], label=label)
+        axes[1].set(title="sampler against trainer, nats", yscale="log")
+        axes[1].legend()
+        axes[2].set(title="share of codes" if quantized else "share of codes: nothing is quantized")
+        if quantized:
+            at = [r["step"] for r in quantized]
+            axes[2].bar(at, [r["codes_changed"] for r in quantized], color=theme.bits[4], label="changed by the step")
+            axes[2].plot(at, [r["codes_moved"] for r in quantized], ".-", color=theme.bits[8], label="moved in all")
+            axes[2].set_ylim(bottom=0)
+            axes[2].legend()
+        for axis in axes:
+            axis.set_xlabel("step")
+            if 0 < len(quantized) < len(history):
+                axis.axvspan(quantized[0]["step"] - 0.5, quantized[-1]["step"] + 0.5, color=theme.faint, alpha=0.2)
+    return shown_once(figure)
+
+
 def by_level(scores: Mapping[str, Sequence[tuple[float, float, float]]], title: str, top: float = 1.0) -> Figure:
     """Scores against the level of a problem; `scores` maps a label to (value, low, high) for levels 1, 2, ... with 95 % bars."""
     with themed(LIGHT) as theme:
@@ -96,4 +127,98 @@ def layer_errors(names: Sequence[str], errors: Sequence[float], title: str) -> F
         axis.invert_yaxis()
         axis.set(xlabel="|W - W'| / |W|", title=title)
         axis.grid(axis="y", visible=False)
+    return shown_once(figure)
+
+
+Bars = Mapping[str, tuple[float, float, float]]  # label -> (value, low, high), 95 %
+
+
+def _spans(rows: Sequence[tuple[float, float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """(values, distances down and up to the ends of their intervals)."""
+    values, low, high = np.array(rows, dtype=float).reshape(-1, 3).T
+    return values, np.clip([values - low, high - values], 0, None)
+
+
+def by_kind(kl: Bars, shares: Mapping[str, tuple[float, float]], entropies: Mapping[str, Bars], title: str) -> Figure:
+    """Three panels by kind of token: KL a token; each kind's share of all tokens and of all KL; entropy of each model."""
+    with themed(LIGHT) as theme:
+        figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.9), layout="constrained", sharey=True)
+        places = np.arange(len(kl))
+        values, spans = _spans(list(kl.values()))
+        axes[0].barh(places, values, xerr=spans, color=theme.bits[8], ecolor=theme.ink, capsize=3, height=0.6)
+        axes[0].set(xlabel="KL, nats a token", title=title)
+        pairs = np.array([shares[kind] for kind in kl]).T
+        for offset, share, colour, label in zip(
+            (-0.2, 0.2), pairs, (theme.faint, theme.bits[8]), ("tokens", "KL"), strict=True
+        ):
+            axes[1].barh(places + offset, share, height=0.36, color=colour, label=f"of all {label}")
+        axes[1].set(xlabel="share", xlim=(0, 1))
+        for index, (label, bars) in enumerate(entropies.items()):
+            values, spans = _spans([bars[kind] for kind in kl])
+            axes[2].errorbar(
+                values, places + 0.24 * index - 0.12, xerr=spans, fmt="os"[index], capsize=3, label=label, markersize=5,
+                color=(theme.ink, theme.bits[2])[index],
+            )  # fmt: skip
+        axes[2].set_xlabel("entropy, nats a token")
+        axes[0].set_yticks(places, list(kl))
+        axes[0].invert_yaxis()
+        for axis in axes:
+            axis.grid(axis="y", visible=False)
+        for axis in axes[1:]:
+            axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    return shown_once(figure)
+
+
+def by_place(kl: Bars, title: str) -> Figure:
+    """KL a token in each part of a reply (labels `part1`, `part2`, ...), with the band of its intervals."""
+    with themed(LIGHT) as theme:
+        figure, axis = plt.subplots(figsize=(5.4, 2.8), layout="constrained")
+        parts = [int(label.removeprefix("part")) for label in kl]
+        values, low, high = np.array(list(kl.values())).T
+        axis.fill_between(parts, low, high, color=theme.bits[8], alpha=0.2, linewidth=0)
+        axis.plot(parts, values, "o-", color=theme.bits[8], markersize=4)
+        axis.set(xlabel="tenth of the reply", ylabel="KL, nats a token", ylim=(0, None), title=title)
+        axis.set_xticks(parts)
+    return shown_once(figure)
+
+
+def partings(tokens: Mapping[str, Sequence[int]], never: int, title: str) -> Figure:
+    """Histogram of the token at which greedy replies part, stacked by its kind; `never` is how many do not part."""
+    with themed(LIGHT) as theme:
+        figure, axis = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
+        rows = {kind: list(places) for kind, places in tokens.items() if places}
+        last = max((max(places) for places in rows.values()), default=1)
+        axis.hist(
+            list(rows.values()), bins=np.linspace(0.5, last + 0.5, min(last, 30) + 1), stacked=True, label=list(rows),
+            color=[dict(zip(tokens, (theme.bits[b] for b in (8, 3, 4, 2)), strict=True))[kind] for kind in rows],
+        )  # fmt: skip
+        axis.set(
+            xlabel="first token that differs (the first is 1)", ylabel="replies", title=f"{title}; {never} never part"
+        )
+        axis.yaxis.get_major_locator().set_params(integer=True)
+        if rows:
+            axis.legend(title="the full model wrote", fontsize=8, title_fontsize=8)
+    return shown_once(figure)
+
+
+def kl_by_layer(kl: Bars, title: str, most: int = 60) -> Figure:
+    """KL a token when one block (a label without a dot) or one layer alone is quantized; layers if there are at most `most`."""
+    blocks = {label: bar for label, bar in kl.items() if "." not in label}
+    layers = {label: bar for label, bar in kl.items() if "." in label}
+    panels = [blocks, layers] if 0 < len(layers) <= most else [blocks]
+    with themed(LIGHT) as theme:
+        figure, axes = plt.subplots(
+            len(panels), 1, figsize=(7.2, 0.17 * sum(map(len, panels)) + 0.7 + 0.7 * len(panels)), layout="constrained",
+            squeeze=False, height_ratios=[len(bars) + 2 for bars in panels],
+        )  # fmt: skip
+        for axis, bars, colour, what in zip(
+            axes[:, 0], panels, (theme.ink, theme.bits[8]), ("block", "layer"), strict=False
+        ):
+            values, spans = _spans(list(bars.values()))
+            axis.barh(range(len(bars)), values, xerr=spans, color=colour, ecolor=theme.faint, capsize=2, height=0.7)
+            axis.set_yticks(range(len(bars)), list(bars), fontsize=7)
+            axis.set_ylim(len(bars) - 0.4, -0.6)
+            axis.set(title=f"One {what} alone; {title}")
+            axis.grid(axis="y", visible=False)
+        axis.set_xlabel("KL, nats a token")
     return shown_once(figure)

@@ -1,1 +1,1 @@
-"""Training: pre-training of the micro models and GRPO. Uses models, tasks, grading; is used by notebooks only."""
+"""Training: pre-training of the micro models, GRPO, and what is quantized meanwhile. Uses models, quant, tasks, grading."""

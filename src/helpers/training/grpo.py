@@ -11,21 +11,32 @@ Dr.GRPO drops the two divisions that favour long wrong replies and very easy or 
 is 1 and the logged loss is near zero while the gradient is not: watch the reward. Sources: DeepSeekMath (2402.03300), Understanding
 R1-Zero-like training (2503.20783). TRL's own defaults are neither (`dapo`, importance-sampling correction); as in paper 1, there
 is no KL term: how far the policy walks from its start is measured, not held back.
+
+Rollouts come from the policy as it is: fake-quantized where its layers are (`precision`, `rollout`). A run that is killed leaves
+nothing behind, and the same command starts it again from the beginning; the same seed then gives the same numbers.
 """
 
 import copy
+import math
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from helpers.errors import UserError
-from helpers.grading import grade_one, reward
+from helpers.grading import Verdict, grade_one
+from helpers.grading import reward as paper_reward
+from helpers.models import adapters
+from helpers.quant import fake
 from helpers.tasks import Problem, messages
+from helpers.training.rollout import Trainer
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
 LOGGED = {  # ours <- TRL's
@@ -56,8 +67,12 @@ def settings(
     seed: int,
     folder: str,
     micro_batch: int = 0,
+    dropout: bool = False,
 ) -> GRPOConfig:
-    """TRL's configuration for one rollout and one update a step; `micro_batch` replies a backward pass (0: all at once)."""
+    """TRL's configuration for one rollout and one update a step.
+
+    `micro_batch` replies go through a backward pass (0: all at once); `dropout` leaves the model's as it is, else there is none.
+    """
     replies = prompts_per_step * group_size
     micro_batch = micro_batch or replies
     if replies % micro_batch:
@@ -74,7 +89,7 @@ def settings(
         importance_sampling_level="token", mask_truncated_completions=False, entropy_coef=0.0, top_entropy_quantile=1.0,
         # the rollout
         max_completion_length=max_new_tokens, temperature=temperature, top_p=1.0, top_k=0, min_p=None, repetition_penalty=1.0,
-        use_vllm=False, vllm_importance_sampling_correction=False, disable_dropout=True, shuffle_dataset=True,
+        use_vllm=False, vllm_importance_sampling_correction=False, disable_dropout=not dropout, shuffle_dataset=True,
     )  # fmt: skip
 
 
@@ -93,14 +108,23 @@ def train(
     micro_batch: int = 0,
     kl_every: int = 10,
     seed: int = 0,
+    truncate: float = 0.0,
+    reward: Callable[[Verdict], float] = paper_reward,
+    reward_seconds: float = 60.0,
+    before_step: Callable[[int], None] = lambda step: None,
     log: Callable[..., None] = lambda **row: None,
 ) -> list[dict[str, float]]:
-    """Train `model` in place; gives one row a step: step, the names of `LOGGED`, and every `kl_every` steps `kl`.
+    """Train `model` in place; gives one row a step: step, the names of `LOGGED`, and what follows.
 
-    `kl` is KL(policy || start) in nats a reply token, exact over the vocabulary, on replies of that step. Each step draws
-    `prompts_per_step` problems, none twice as long as `problems` holds `steps * prompts_per_step` of them.
+    `mismatch_mean`, `mismatch_max`: see `rollout`, as for `truncate`. `codes_changed`, `codes_moved`: where layers are
+    fake-quantized, the share of codes that the step changed, and that differ from when quantization began. Every `kl_every` steps
+    `kl`: KL(policy || start) in nats a reply token, exact over the vocabulary, on replies of that step.
 
-    Errors: `TrainingError` for an unknown loss, a group of one, or a loss or weights that are no longer finite.
+    Each step draws `prompts_per_step` problems, none twice as long as `problems` holds `steps * prompts_per_step` of them.
+    `before_step` is called with the number of each step, from 1. Grading and rewarding a rollout may take `reward_seconds`.
+
+    Errors: `TrainingError` for an unknown loss, a group of one, a reward that fails or takes too long, or a gradient that is no
+    longer finite.
     """
     if loss not in SCALE_REWARDS:
         raise TrainingError(f"loss = {loss!r} is unknown: choose one of {', '.join(SCALE_REWARDS)}.")
@@ -114,41 +138,128 @@ def train(
     rollout: dict[str, list] = {}
     history: list[dict[str, float]] = []
 
-    def boxed_answer(prompts, completions, completion_ids, gold, **_) -> list[float]:
+    def boxed_answer(prompts, completions, completion_ids, gold, trainer_state, **_) -> list[float]:
         rollout.update(prompts=prompts, completion_ids=completion_ids)
-        return [reward(grade_one(reply[0]["content"], g)) for reply, g in zip(completions, gold, strict=True)]
+        texts = [reply[0]["content"] for reply in completions]
+        return rewards(reward, texts, gold, trainer_state.global_step + 1, reward_seconds)
 
     class Recorder(TrainerCallback):
+        began: dict[str, torch.Tensor] | None = None  # codes when quantization began
+        before: dict[str, torch.Tensor] | None = None  # and before this step
+
+        def on_step_begin(self, args, state, control, **_):
+            before_step(state.global_step + 1)
+            if fake.where(model) == "nowhere":
+                self.began = self.before = None
+            elif self.began is None:
+                self.began = self.before = fake.codes(model)
+
         def on_log(self, args, state, control, logs=None, **_):
             if "reward" not in logs:
                 return
             row = {"step": state.global_step} | {ours: float(logs[theirs]) for ours, theirs in LOGGED.items()}
             if not torch.isfinite(torch.tensor(row["grad_norm"])):
                 raise TrainingError(f"the gradient is not finite at step {row['step']}: lower lr = {lr}.")
+            row |= trainer.mismatch()
+            if self.began is not None:
+                now = fake.codes(model)
+                row |= {
+                    "codes_changed": fake.differing(now, self.before),
+                    "codes_moved": fake.differing(now, self.began),
+                }
+                self.before = now
             if kl_every and (state.global_step % kl_every == 0 or state.global_step in (1, steps)):
                 row["kl"] = kl_to_start(model, start, tokenizer, rollout["prompts"], rollout["completion_ids"])
             history.append(row)
             log(**row)
 
     rows = [{"prompt": messages(p), "gold": p.gold} for p in problems]
+    trained = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
+    dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
     with tempfile.TemporaryDirectory() as folder:
         config = settings(
-            loss, steps, prompts_per_step, group_size, lr, temperature, max_new_tokens, seed, folder, micro_batch
+            loss,
+            steps,
+            prompts_per_step,
+            group_size,
+            lr,
+            temperature,
+            max_new_tokens,
+            seed,
+            folder,
+            micro_batch,
+            dropout,
         )
-        trainer = GRPOTrainer(
-            model,
-            reward_funcs=boxed_answer,
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            callbacks=[Recorder()],
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    # TRL leaves a `forward` on the model that is bound to these very weights: a deep copy would go on computing with them.
-    model.__dict__.pop("forward", None)
-    model.eval()
+        try:
+            trainer = Trainer(
+                model,
+                reward_funcs=boxed_answer,
+                args=config,
+                train_dataset=Dataset.from_list(rows),
+                processing_class=tokenizer,
+                callbacks=[Recorder()],
+                truncate=truncate,
+            )
+            trainer.remove_callback(PrinterCallback)
+            for (
+                name,
+                parameter,
+            ) in model.named_parameters():  # TRL rounds adapters of 4-bit models to bfloat16, no others
+                if name in trained:
+                    parameter.data = trained[name]
+            trainer.train()
+        finally:
+            # TRL leaves a `forward` on the model that is bound to these very weights: a copy would go on computing with them.
+            adapters.base_of(model).__dict__.pop("forward", None)
+            model.eval()
     return history
+
+
+def rewards(
+    reward: Callable[[Verdict], float], replies: Sequence[str], golds: Sequence[str], step: int, seconds: float
+) -> list[float]:
+    """The reward of each reply.
+
+    Errors: `TrainingError` naming the reward function where it raises, gives no finite number, or needs more than `seconds`.
+    """
+    name, found = getattr(reward, "__name__", type(reward).__name__), []
+    with deadline(seconds, f"the reward {name} of step {step} took more than {seconds:g} s: see reply {{}}.", found):
+        for reply, gold in zip(replies, golds, strict=True):
+            try:
+                value = float(reward(grade_one(reply, gold)))
+            except TrainingError:
+                raise
+            except Exception as error:
+                detail = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+                raise TrainingError(
+                    f"the reward {name} failed at step {step} on the reply {reply[:80]!r}: {detail}."
+                ) from error
+            if not math.isfinite(value):
+                raise TrainingError(f"the reward {name} gave {value} at step {step} for the reply {reply[:80]!r}.")
+            found.append(value)
+    return found
+
+
+@contextmanager
+def deadline(seconds: float, sentence: str, done: Sequence) -> Iterator[None]:
+    """Raise `TrainingError(sentence)` in the main thread after `seconds`; `{}` in it is how many are done.
+
+    Code that never gives control back to Python (some libraries' own) is not interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_):
+        raise TrainingError(sentence.format(len(done)))
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @torch.no_grad()

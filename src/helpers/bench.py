@@ -1,0 +1,113 @@
+"""Benchmarks: what low-bit work costs, measured in one process, each contender in turn so that a busy machine slows them all.
+
+A row says `work`, `shape`, `unit`, `ours`, `peers` (name: value), `limit` (what ours must not pass, or None), `better` (lower or
+higher), `device`, `versions` and `commit`. Values are medians over the repeats.
+"""
+
+import copy
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from helpers import models, project, sampling, tasks
+from helpers.quant import Scheme, fake
+
+ROLLOUT_LIMIT = 1.1  # times the full-precision rollout
+
+
+def rollout(
+    ref: str = "base-s", scheme: str = "w8pt-sym", replies: int = 128, tokens: int = 64, repeats: int = 9
+) -> dict:
+    """Rollouts of a fake-quantized policy against the full-precision one: `replies` replies of exactly `tokens` tokens.
+
+    Ours materializes the quantized weights once a rollout, as in training; the peer `quantized at every token` does not. Replies
+    run to the limit, whatever they say, so that all contenders do equal work.
+    """
+    models.seed_everything(0)
+    full, tokenizer = models.load(ref)
+    low_bit = copy.deepcopy(full)
+    fake.insert(low_bit, Scheme.parse(scheme))
+    problems = tasks.load("arithmetic", split="train", n=replies, seed=0)
+    ids = tokenizer.pad({"input_ids": sampling.prompt_ids(tokenizer, problems)}, return_tensors="pt").to(full.device)
+    config = GenerationConfig(
+        do_sample=True, top_k=0, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=full.generation_config.eos_token_id,
+    )  # fmt: skip
+
+    @torch.no_grad()
+    def generate(model: torch.nn.Module) -> None:
+        model.generate(**ids, generation_config=config)
+
+    def materialized() -> None:
+        with fake.materialized(low_bit):
+            generate(low_bit)
+
+    contenders = {
+        "full precision": lambda: generate(full),
+        "materialized": materialized,
+        "quantized at every token": lambda: generate(low_bit),
+    }
+    seconds = timed(contenders, repeats)
+    ours = seconds.pop("materialized")
+    shape = f"{ref} at {scheme}, {replies} replies of {tokens} tokens"
+    limit = ROLLOUT_LIMIT * seconds["full precision"]
+    return row("rollout of a fake-quantized policy", shape, "s a rollout", ours, seconds, limit, "lower")
+
+
+def timed(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each contender, after one call that does not count."""
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for repeat in range(repeats + 1):
+        for name, work in contenders.items():
+            start = perf_counter()
+            work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if repeat:
+                taken[name].append(perf_counter() - start)
+    return {name: median(values) for name, values in taken.items()}
+
+
+def row(
+    work: str, shape: str, unit: str, ours: float, peers: dict[str, float], limit: float | None, better: str
+) -> dict[str, Any]:
+    """One measurement, with where it was made."""
+    commit, dirty = project.commit()
+    return {
+        "work": work,
+        "shape": shape,
+        "unit": unit,
+        "ours": ours,
+        "peers": peers,
+        "limit": limit,
+        "better": better,
+        "device": models.device_name(),
+        "versions": {"python": platform.python_version()} | {n: version(n) for n in ("torch", "transformers")},
+        "commit": commit + ("+changes" if dirty else ""),
+    }
+
+
+def within(row: dict[str, Any]) -> bool:
+    """Whether ours keeps its limit."""
+    if row["limit"] is None:
+        return True
+    return row["ours"] <= row["limit"] if row["better"] == "lower" else row["ours"] >= row["limit"]
+
+
+def as_text(row: dict[str, Any]) -> str:
+    """A measurement for a reader: each contender, and how it stands to ours."""
+    lines = [f"{row['work']}: {row['shape']}, {row['device']}"]
+    for name, value in ({"ours": row["ours"]} | row["peers"]).items():
+        lines.append(f"  {name:<26} {value:.4g} {row['unit']}   {row['ours'] / value:.3f} of it is ours")
+    if row["limit"] is not None:
+        lines.append(f"  {'limit':<26} {row['limit']:.4g} {row['unit']}   {'kept' if within(row) else 'not kept'}")
+    return "\n".join(lines)
+
+
+BENCHMARKS = {"rollout": rollout}

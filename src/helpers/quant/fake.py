@@ -1,0 +1,210 @@
+"""Fake quantization: layers that compute with the weights of a low-bit grid and train the full-precision ones behind it.
+
+A layer keeps its latent weight W and computes with what W's codes stand for. Rounding has no slope, so the gradient is taken
+straight through it (STE), with the scale and the zero point as constants:
+
+    W' = s (q - z),   q = clip(round(W / s) + z, low, high)             dL/dW = dL/dW'
+                                                        masked:         dL/dW = dL/dW' where low <= round(W/s) + z <= high, else 0
+
+The mask takes the gradient from weights that left the grid's range: they would go on moving and W' would not. Grids are found once
+(`fixed`) or again from W at each forward (`step`). Sources: Bengio et al. (1308.3432); mask: Hubara et al. (1609.07061). Grids,
+codes and W' are those of `grid`, so a packed layer of the same codes computes the same, bit for bit.
+
+While replies are sampled weights stand still: `materialized` computes each W' once for all the tokens of a rollout.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from helpers.kernels import LowBitLinear
+from helpers.models import adapters, lowbit
+from helpers.quant.fit import layers_to_quantize, scheme_of_each
+from helpers.quant.grid import Quantized, encode, find_grids
+from helpers.quant.layers import is_low_bit, weight_of
+from helpers.quant.scheme import Scheme, SchemeError
+
+GRIDS = ("fixed", "step")
+WHERE = ("nowhere", "rollouts", "everywhere")  # which forwards are quantized; `rollouts`: those inside `materialized`
+
+
+class StraightThrough(torch.autograd.Function):
+    """W to W', and the gradient of W' to that of W, as above; W `(rows, G, columns / G)`, scale and zero `(rows or 1, G, 1)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int, masked: bool
+    ) -> torch.Tensor:
+        point = torch.round(weight / scale) + zero
+        code = point.clamp(low, high)
+        ctx.save_for_backward(code == point if masked else None)
+        return scale * (code - zero)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        return gradient if inside is None else gradient * inside, None, None, None, None, None
+
+
+class FakeQuantLinear(nn.Linear):
+    """A linear layer that shares `linear`'s parameters and computes with their fake-quantized weight where `where` says so."""
+
+    def __init__(self, linear: nn.Linear, scheme: Scheme, grids: str = "fixed", masked: bool = False) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.scheme, self.grids, self.masked, self.where = scheme, grids, masked, "everywhere"
+        self.low, self.high = (
+            int(scheme.symmetric),
+            2**scheme.bits - 1,
+        )  # the lowest code of a symmetric grid stays unused
+        self.held: torch.Tensor | None = None  # W' while it is materialized
+        scale, zero = find_grids(self.weight, scheme)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("zero", zero, persistent=False)
+
+    def find(self) -> None:
+        """Find the grids again, from the weights as they are now."""
+        self.scale, self.zero = find_grids(self.weight, self.scheme)
+
+    def grouped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Weights `(rows, G, columns / G)`, scales and zero points `(rows or 1, G, 1)`, in float32."""
+        if self.grids == "step":
+            self.find()
+        weight = self.weight.float().unflatten(1, (self.scale.shape[1], -1))
+        return weight, self.scale.float().unsqueeze(-1), self.zero.float().unsqueeze(-1)
+
+    def quantized_weight(self) -> torch.Tensor:
+        """W' `(rows, columns)` in float32, through which gradients reach W."""
+        return StraightThrough.apply(*self.grouped(), self.low, self.high, self.masked).flatten(1)
+
+    @torch.no_grad()
+    def quantized(self) -> Quantized:
+        """The codes and grids that the layer computes with."""
+        codes = encode(*self.grouped(), self.scheme).flatten(1).to(torch.uint8)
+        return Quantized(codes, self.scale, self.zero, self.scheme)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight if self.held is None else self.held
+        if self.held is None and self.where == "everywhere":
+            weight = self.quantized_weight()
+        return nn.functional.linear(x, weight.to(x.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scheme={self.scheme}, grids={self.grids}, masked={self.masked}, where={self.where}"
+
+
+def layers(model: nn.Module) -> dict[str, FakeQuantLinear]:
+    """The fake-quantized layers of a model, by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, FakeQuantLinear)}
+
+
+def insert(
+    model: PreTrainedModel, scheme: Scheme | Mapping[str, Scheme], grids: str = "fixed", masked: bool = False
+) -> None:
+    """Make linear layers fake-quantized, in place: those of `scheme.targets`, or each named one by the scheme given for it.
+
+    A packed layer on a grid of the same scheme keeps this grid (unless `grids` is `step`), so training starts from its very codes.
+
+    Errors: `SchemeError` for an unknown `grids`, for a scheme without a uniform grid, and for all that speaks against quantizing
+    the model (see `fit`).
+    """
+    if grids not in GRIDS:
+        raise SchemeError(f"grids = {grids!r} is unknown: choose one of {', '.join(GRIDS)}.")
+    for each in scheme.values() if isinstance(scheme, Mapping) else (scheme,):
+        if each.numbers != "uniform":
+            raise SchemeError(f"scheme = {each} cannot be trained through: fake quantization has uniform grids.")
+    packed = lowbit.low_bit_layers(model)
+    restore(model)
+    schemes = scheme_of_each(model, "rtn", scheme)
+    for name, linear in layers_to_quantize(model, "rtn", schemes, ()).items():
+        fake = FakeQuantLinear(linear, schemes[name], grids, masked)
+        if name in packed and same_grids(packed[name], fake):
+            _, fake.scale, fake.zero = packed[name].unpacked()
+        model.set_submodule(name, fake)
+
+
+def same_grids(packed: LowBitLinear, fake: FakeQuantLinear) -> bool:
+    """Whether both have as many codes, and grids of one kind and number."""
+    scheme = fake.scheme
+    return (packed.bits, packed.symmetric, packed.scale.shape) == (scheme.bits, scheme.symmetric, fake.scale.shape)
+
+
+def restore(model: PreTrainedModel) -> None:
+    """Replace every low-bit layer by a plain one of the weights that it stands for, so that all can be trained."""
+    low_bit = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | LowBitLinear) and is_low_bit(m)}
+    for name, layer in low_bit.items():
+        model.set_submodule(name, plain(weight_of(layer), layer.bias))
+    if low_bit:
+        adapters.unmark(model)
+
+
+def plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """An `nn.Linear` of these values."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight.detach())
+    linear.bias = None if bias is None else nn.Parameter(bias.detach())
+    return linear
+
+
+def switch(model: nn.Module, where: str) -> None:
+    """Say which forwards of the model are quantized: one of `WHERE`. Grids are found anew when they come into use again."""
+    for layer in layers(model).values():
+        if layer.where == "nowhere" != where:
+            layer.find()
+        layer.where = where
+
+
+def active(model: nn.Module, on: bool) -> None:
+    """Quantize every forward, or none."""
+    switch(model, "everywhere" if on else "nowhere")
+
+
+def where(model: nn.Module) -> str:
+    """Which forwards of the model are quantized."""
+    return next((layer.where for layer in layers(model).values()), "nowhere")
+
+
+@contextmanager
+def materialized(model: nn.Module) -> Iterator[None]:
+    """Compute W' once for each layer, and with it in every forward inside; weights must not change meanwhile.
+
+    Layers that are quantized `nowhere` compute with W.
+    """
+    found = [layer for layer in layers(model).values() if layer.where != "nowhere"]
+    try:
+        with torch.no_grad():
+            for layer in found:
+                layer.held = layer.quantized_weight().to(layer.weight.dtype)
+        yield
+    finally:
+        for layer in found:
+            layer.held = None
+
+
+def codes(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The codes `(rows, columns)` uint8 of each fake-quantized layer."""
+    return {name: layer.quantized().codes for name, layer in layers(model).items()}
+
+
+def differing(codes: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    """The share of all codes that are not the same in both."""
+    different = sum(int((codes[name] != others[name]).sum()) for name in codes)
+    return different / sum(c.numel() for c in codes.values())
+
+
+@torch.no_grad()
+def pack(model: PreTrainedModel) -> None:
+    """Replace fake-quantized layers by packed ones that compute the same; latent weights are gone."""
+    for name, layer in layers(model).items():
+        model.set_submodule(name, layer.quantized().pack(layer.bias))
+    lowbit.mark(model)
+
+
+def remove(model: nn.Module) -> None:
+    """Replace fake-quantized layers by plain ones of their latent weights."""
+    for name, layer in layers(model).items():
+        model.set_submodule(name, plain(layer.weight, layer.bias))

@@ -1,0 +1,101 @@
+"""What TRL's trainer is told here: sample from the quantized policy, and note how far the sampler was from the trainer.
+
+For each token o of a reply both give a probability: the sampler when it drew o, one token after another with a key-value cache, and
+the trainer in the forward that the loss is computed from. In exact arithmetic they are equal unless the sampler alone is quantized.
+
+    mismatch   |log p_trainer(o) - log p_sampler(o)|, mean and largest over the tokens of all replies
+    weight     min(p_trainer(o) / p_sampler(o), C) on the token's loss: truncated importance sampling (TIS); C = 0: none
+
+Without the weight the gradient is that of the objective under the sampler's distribution, not the trainer's; the truncation bounds
+its variance. Source: Yao et al., Your efficient RL framework secretly brings you off-policy RL training (2025).
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from trl import GRPOTrainer
+
+from helpers.models import adapters
+from helpers.quant import fake
+
+
+class LogProbs:
+    """While open, notes the log-probability of each token that `model.generate` draws at `temperature`."""
+
+    def __init__(self, model: nn.Module, temperature: float) -> None:
+        self.model, self.temperature = adapters.base_of(model), temperature
+        self.drawn: list[torch.Tensor] = []  # (B,) a token
+        self.ahead: torch.Tensor | None = None  # log-probabilities (B, V) of the token to come
+
+    def __enter__(self) -> "LogProbs":
+        self.handle = self.model.register_forward_hook(self._note, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.handle.remove()
+
+    def _note(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        self._draw(kwargs["input_ids"][:, -1])  # the last token that was drawn is the next forward's input
+        self.ahead = (output.logits[:, -1].float() / self.temperature).log_softmax(-1)
+
+    def _draw(self, tokens: torch.Tensor) -> None:
+        if self.ahead is not None:
+            self.drawn.append(self.ahead.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+
+    def of(self, replies: list[list[int]]) -> list[list[float]]:
+        """One row a reply, as long as the reply; call it once, after `generate`."""
+        longest = max(map(len, replies))
+        last = [reply[-1] if len(reply) == longest else 0 for reply in replies]  # no forward has read these
+        self._draw(torch.tensor(last, device=self.ahead.device))
+        rows = torch.stack(self.drawn, dim=1).tolist()
+        return [row[: len(reply)] for row, reply in zip(rows, replies, strict=True)]
+
+
+class Trainer(GRPOTrainer):
+    """`truncate` is C. Between two calls of `mismatch` the differences of all tokens are gathered."""
+
+    def __init__(self, *args: Any, truncate: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.truncate = truncate
+        self.inputs: dict[str, Any] | None = None  # of the loss that is being computed
+        self.differences: list[torch.Tensor] = []
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list, list]:
+        """TRL's, with W' computed once, without dropout, and with the sampler's log-probabilities, which TRL then keeps."""
+        self.model.eval()
+        try:
+            with fake.materialized(self.model), LogProbs(self.model, self.temperature) as sampler:
+                replies, _ = super()._generate_single_turn(*args, **kwargs)
+        finally:
+            self.model.train()
+        return replies, sampler.of(replies)
+
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        self.inputs = dict(inputs)
+        try:
+            return super()._compute_loss(model, self.inputs)
+        finally:
+            self.inputs = None
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        """TRL's; in the loss it is followed by a look at the advantages, which may then be one a token: `(B, T)`."""
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if self.inputs is not None and "sampling_per_token_logps" in self.inputs:
+            mask = self.inputs["completion_mask"].bool()
+            ratio = (found[0].detach() - self.inputs["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
+            self.differences.append(ratio[mask].abs())
+            if self.truncate:
+                self.inputs["advantages"] = self.inputs["advantages"].unsqueeze(1) * weights(ratio, self.truncate)
+        return found
+
+    def mismatch(self) -> dict[str, float]:
+        """`mismatch_mean` and `mismatch_max` over the tokens since the last call, in nats."""
+        found = torch.cat(self.differences)
+        self.differences = []
+        return {"mismatch_mean": float(found.mean()), "mismatch_max": float(found.max())}
+
+
+def weights(log_ratio: torch.Tensor, truncate: float) -> torch.Tensor:
+    """min(p_trainer / p_sampler, C) from the difference of the log-probabilities."""
+    return log_ratio.exp().clamp(max=truncate)

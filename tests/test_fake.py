@@ -1,0 +1,274 @@
+"""Fake quantization: gradients by hand, the same numbers as packed layers, and codes that move."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers import models, sampling, tasks
+from helpers.kernels import LowBitLinear
+from helpers.quant import Scheme, SchemeError, fake, linear_layers, quantize, round_to_nearest
+
+GRANULARITIES = {"tensor": (1, 1), "channel": (4, 1), "group": (4, 2)}  # of a weight of 4 x 64, in groups of 32
+
+
+@pytest.fixture
+def model():
+    return models.load("base-xs")[0]
+
+
+def layer_of(weight, scheme, **how):
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight.clone())
+    return fake.FakeQuantLinear(linear, scheme, **how)
+
+
+def test_ste_by_hand():
+    """Scale 0.5, zero point 1, codes 0..3: the grid reaches from -0.5 to 1.0."""
+    weight = torch.tensor([[-1.0, -0.8, -0.7, -0.5, 0.1, 0.3, 1.0, 1.2, 1.3, 2.0]], requires_grad=True)
+    scale, zero = torch.tensor([[[0.5]]]), torch.tensor([[[1.0]]])
+    upstream = torch.arange(1.0, 11.0)
+    for masked, inside in ((False, [1] * 10), (True, [0, 0, 1, 1, 1, 1, 1, 1, 0, 0])):
+        weight.grad = None
+        out = fake.StraightThrough.apply(weight.view(1, 1, 10), scale, zero, 0, 3, masked)
+        assert out.flatten().tolist() == [-0.5, -0.5, -0.5, -0.5, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+        (out.flatten() * upstream).sum().backward()
+        assert weight.grad.flatten().tolist() == (upstream * torch.tensor(inside)).tolist()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_layer_gradients_are_the_analytic_ones(granularity, symmetric, masked):
+    """y = x W'^T and L = sum(v y): dL/dx = v W', dL/dW = v^T x, where masked only within the range."""
+    torch.manual_seed(0)
+    scheme = Scheme(3, granularity, 32, symmetric)
+    layer = layer_of(torch.randn(4, 64), scheme, masked=masked)
+    with torch.no_grad():
+        layer.weight.mul_(torch.where(torch.rand(4, 64) < 0.2, 3.0, 1.0))  # some leave the range, whose grid is fixed
+    x, v = torch.randn(5, 64, requires_grad=True), torch.randn(5, 4)
+    y = layer(x)
+    (v * y).sum().backward()
+    assert layer.scale.shape == ((1, 1) if granularity == "tensor" else GRANULARITIES[granularity])
+    scale, zero = (t.float().repeat_interleave(64 // t.shape[1], 1).expand(4, 64) for t in (layer.scale, layer.zero))
+    code = (layer.weight / scale).round() + zero
+    low, high = (1, 7) if symmetric else (0, 7)
+    restored = scale * (code.clamp(low, high) - zero)
+    inside = (code >= low) & (code <= high)
+    assert 0 < inside.float().mean() < 1
+    assert torch.equal(y, x @ restored.T)
+    assert torch.allclose(x.grad, v @ restored, atol=1e-6)
+    assert torch.allclose(layer.weight.grad, (v.T @ x.detach()) * (inside if masked else 1.0), atol=1e-6)
+
+
+def test_the_gradient_agrees_with_pytorchs_own():
+    torch.manual_seed(1)
+    weight = (3 * torch.randn(4, 64)).requires_grad_()
+    theirs = torch.fake_quantize_per_tensor_affine(weight, 0.25, 5, 0, 15)
+    ours = fake.StraightThrough.apply(
+        weight.view(4, 1, 64), torch.tensor([[[0.25]]]), torch.tensor([[[5.0]]]), 0, 15, True
+    )
+    assert torch.equal(ours.view(4, 64), theirs)
+    upstream = torch.randn(4, 64)
+    assert torch.equal(*(torch.autograd.grad(w.view(4, 64), weight, upstream)[0] for w in (ours, theirs)))
+
+
+@given(st.integers(0, 1000), st.sampled_from([2, 3, 4, 8]), st.sampled_from(list(GRANULARITIES)), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_a_layer_computes_what_its_packed_codes_compute(seed, bits, granularity, symmetric):
+    torch.manual_seed(seed)
+    scheme = Scheme(bits, granularity, 32, symmetric)
+    weight, x = torch.randn(4, 64), torch.randn(3, 64)
+    layer = layer_of(weight, scheme)
+    packed = layer.quantized().pack()
+    assert torch.equal(layer(x), packed(x))
+    assert torch.equal(layer.quantized_weight(), packed.dequantize())
+    assert torch.equal(layer.quantized().codes, round_to_nearest(weight, scheme).codes)
+
+
+def test_grids_are_found_once_or_at_each_forward():
+    torch.manual_seed(0)
+    for grids, follows in (("fixed", False), ("step", True)):
+        layer = layer_of(torch.randn(4, 64), Scheme(4, "channel"), grids=grids)
+        before = layer.scale.clone()
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        layer(torch.randn(1, 64))
+        assert torch.allclose(layer.scale, 2 * before if follows else before)
+
+
+def test_the_parameters_are_the_models_own(model):
+    before = {id(p) for p in model.parameters()}
+    ids = torch.tensor([[3, 4, 5, 6]])
+    plain = model(ids).logits
+    fake.insert(model, Scheme(8, "tensor", symmetric=True))
+    assert {id(p) for p in model.parameters()} == before
+    assert list(fake.layers(model)) == list(linear_layers(model))
+    quantized = model(ids).logits
+    assert not torch.equal(quantized, plain)
+    fake.active(model, False)
+    assert torch.equal(model(ids).logits, plain)
+    fake.active(model, True)
+    assert torch.equal(model(ids).logits, quantized)
+    fake.remove(model)
+    assert torch.equal(model(ids).logits, plain)
+    assert not fake.layers(model)
+
+
+def test_attention_alone(model):
+    fake.insert(model, Scheme(4, "group", 32, targets="attention"))
+    assert fake.layers(model)
+    assert all("self_attn" in name for name in fake.layers(model))
+
+
+@pytest.mark.parametrize("grids", fake.GRIDS)
+def test_materialized_rollouts_are_the_same_and_quantize_once(model, grids, monkeypatch):
+    tokenizer = models.build_tokenizer()
+    problems = tasks.load("arithmetic", "test", 4)
+    fake.insert(model, Scheme(4, "group", 32), grids)
+    plainly = sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24)
+    calls = []
+    quantized_weight = fake.FakeQuantLinear.quantized_weight
+    monkeypatch.setattr(
+        fake.FakeQuantLinear, "quantized_weight", lambda self: calls.append(1) or quantized_weight(self)
+    )
+    with fake.materialized(model):
+        assert sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24) == plainly
+    assert len(calls) == len(fake.layers(model))
+    assert all(layer.held is None for layer in fake.layers(model).values())
+    model(torch.tensor([[3, 4]])).logits.sum().backward()  # and training goes on through the latent weights
+    assert all(layer.weight.grad is not None for layer in fake.layers(model).values())
+
+
+def test_where_forwards_are_quantized(model):
+    ids = torch.tensor([[3, 4, 5, 6]])
+    plain = model(ids).logits
+    fake.insert(model, Scheme(3, "group", 32))
+    quantized = model(ids).logits
+    for where, outside, inside in (
+        ("everywhere", quantized, quantized),
+        ("rollouts", plain, quantized),
+        ("nowhere", plain, plain),
+    ):
+        fake.switch(model, where)
+        assert fake.where(model) == where
+        assert torch.equal(model(ids).logits, outside)
+        with fake.materialized(model):
+            assert torch.equal(model(ids).logits, inside)
+
+
+def test_held_weights_are_let_go_when_sampling_fails(model):
+    fake.insert(model, Scheme(4, "group", 32))
+    with pytest.raises(KeyError), fake.materialized(model):
+        raise KeyError
+    assert all(layer.held is None for layer in fake.layers(model).values())
+
+
+def test_codes_that_changed_by_hand():
+    """Grid -1, 0, 1 (2 bits, symmetric, scale 1): of four weights one crosses 0.5, one moves within its cell."""
+    layer = nn.Sequential(layer_of(torch.tensor([[-1.0, 0.2, 0.4, 1.0]]), Scheme(2, "tensor", symmetric=True)))
+    before = fake.codes(layer)
+    assert before["0"].tolist() == [[1, 2, 2, 3]]
+    with torch.no_grad():
+        layer[0].weight.copy_(torch.tensor([[-1.0, 0.3, 0.6, 1.0]]))
+    after = fake.codes(layer)
+    assert after["0"].tolist() == [[1, 2, 3, 3]]
+    assert fake.differing(after, before) == 0.25
+    assert fake.differing(after, after) == 0
+
+
+def test_switching_on_again_finds_the_grid_of_that_moment(model):
+    fake.insert(model, Scheme(4, "channel"))
+    name, layer = next(iter(fake.layers(model).items()))
+    before = layer.scale.clone()
+    fake.active(model, False)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    fake.active(model, True)
+    assert torch.allclose(layer.scale, 2 * before)
+    fake.switch(model, "rollouts")  # it stays in use, and stays as it is
+    fake.active(model, True)
+    assert torch.equal(layer.scale, fake.layers(model)[name].scale)
+
+
+def test_packed_checkpoint_gives_the_logits_and_replies_of_the_fake_quantized_model(model, tmp_path):
+    tokenizer = models.build_tokenizer()
+    problems = tasks.load("arithmetic", "test", 6)
+    ids = torch.tensor([[3, 4, 5, 6, 20, 30]])
+    fake.insert(model, Scheme(4, "group", 32))
+    with torch.no_grad():  # as after training: weights off the grid, some beyond it
+        for layer in fake.layers(model).values():
+            layer.weight.mul_(1.3)
+        for name, parameter in model.named_parameters():  # a checkpoint has 16 bits of what is not quantized
+            if "proj" not in name:
+                parameter.copy_(parameter.bfloat16())
+    logits, replies = model(ids).logits, sampling.sample(model, tokenizer, problems)
+    fake.pack(model)
+    assert torch.equal(model(ids).logits, logits)
+    loaded, _ = models.load(models.save(model, tokenizer, tmp_path / "model", card=""))
+    assert all(isinstance(layer, LowBitLinear) for layer in linear_layers(loaded).values())
+    assert torch.equal(loaded(ids).logits, logits)
+    assert sampling.sample(loaded, tokenizer, problems) == replies
+    assert models.measure(loaded).packed
+
+
+def test_a_packed_model_is_trained_from_its_own_codes(model):
+    """GPTQ codes are not the nearest ones of a grid found anew, so the grid has to be kept."""
+    scheme = Scheme(3, "group", 32)
+    quantize(model, "rtn-clip", scheme)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    logits = model(ids).logits
+    codes = {name: layer.unpacked()[0] for name, layer in linear_layers(model).items()}
+    other = copy.deepcopy(model)
+    fake.insert(model, scheme)
+    assert torch.equal(model(ids).logits, logits)
+    assert fake.differing(fake.codes(model), codes) == 0
+    assert not hasattr(model.config, "quantization_config")
+    fake.insert(other, Scheme(4, "group", 32))  # another scheme: grids are found anew
+    assert fake.where(other) == "everywhere"
+
+
+@pytest.mark.parametrize("scheme", ["w3g64", "w8pt-sym", "w4g64-sym", "nf4", "int8"])
+def test_low_bit_models_become_plain_ones_of_the_same_weights(model, scheme):
+    quantize(model, "rtn" if scheme.startswith("w") else "bnb", scheme)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    logits = model(ids).logits
+    fake.restore(model)
+    assert all(type(layer) is nn.Linear for layer in linear_layers(model).values())
+    tolerance = 0.2 if scheme == "int8" else 1e-4  # LLM.int8 rounds its inputs as well
+    assert torch.allclose(model(ids).logits, logits, atol=tolerance)
+    quantize(model, "rtn", Scheme(4))  # nothing on it says any more that it is quantized
+
+
+def test_groups_longer_than_a_row_are_the_row_and_others_must_divide_it(model):
+    """Rows of base-xs have 64 and 192 weights."""
+    long = copy.deepcopy(model)
+    attention = Scheme(4, "group", 128, targets="attention")
+    fake.insert(long, attention)
+    assert {layer.scale.shape[1] for layer in fake.layers(long).values()} == {1}
+    with pytest.raises(
+        SchemeError, match=r"layer model\.layers\.0\.mlp\.down_proj: group_size = 128 does not divide a"
+    ):
+        fake.insert(model, Scheme(4, "group", 128))
+    assert not fake.layers(model)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "grids", "sentence"),
+    [
+        (Scheme(4), "often", r"grids = 'often' is unknown: choose one of fixed, step\."),
+        (Scheme.parse("nf4"), "fixed", r"scheme = nf4 cannot be trained through"),
+    ],
+)
+def test_bad_input(model, scheme, grids, sentence):
+    with pytest.raises(SchemeError, match=sentence):
+        fake.insert(model, scheme, grids)
+
+
+def test_a_scheme_for_each_layer(model):
+    names = list(linear_layers(model))
+    fake.insert(model, {names[0]: Scheme(2, "group", 32), names[1]: Scheme(8, "channel")})
+    assert {name: layer.scheme.bits for name, layer in fake.layers(model).items()} == {names[0]: 2, names[1]: 8}
