@@ -70,6 +70,22 @@ def test_a_run_that_its_study_dropped_leaves_the_book(home):
     assert len(list((home / "book" / "runs" / "micro").glob("*.ipynb"))) == len(content["jobs"])
 
 
+def test_a_run_without_a_page_is_published_as_its_record_alone(home):
+    synthetic.micro(home)
+    plan = home / "runs" / "micro" / "plan.json"
+    content = json.loads(plan.read_text())
+    for job in content["jobs"]:
+        job["page"] = job["name"] == "grpo-s"
+    plan.write_text(json.dumps(content))
+    gone = next(job for job in content["jobs"] if job["name"] == "eval-rtn-s-2bit")
+    (home / "runs" / "micro" / "eval" / gone["run_id"] / "run.ipynb").unlink()  # only its record came from the GPU
+    publish.publish(["micro"])
+    folder = home / "book" / "runs" / "micro"
+    assert [path.stem for path in folder.glob("*.ipynb")] == ["grpo-s"]
+    assert {path.name for path in (folder / "eval-rtn-s-2bit").iterdir()} == {"result.json"}
+    assert pd.read_csv(home / "book" / "results" / "results.csv")["run_id"].nunique() == 12
+
+
 def test_a_lone_run_by_its_id(home):
     run_id = one(home)
     assert publish.publish([run_id]) == ["local/mine"]

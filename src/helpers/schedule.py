@@ -42,7 +42,7 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
     folder = project.runs_dir() / study.name
     ensure_space(folder)
     with disk_errors(folder), _only_one(study):
-        jobs_data = [{**asdict(job), "path": str(job.path)} for job in planned]
+        jobs_data = [{**asdict(job), "path": str(job.path), "page": study.has_page(job.name)} for job in planned]
         write_json(folder / "plan.json", {"study": study.name, "title": study.title, "jobs": jobs_data})
         began = time.perf_counter()
         status = folder / "logs"

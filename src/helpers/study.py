@@ -62,6 +62,12 @@ class Study(BaseModel):
     title: str = ""
     runs: list[Entry]
     seeds: list[int] = [0]
+    pages: list[str] = [
+        "*"
+    ]  # which runs the book shows as pages, when they are published; of the others, their records
+
+    def has_page(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.pages)
 
 
 @dataclass(frozen=True)

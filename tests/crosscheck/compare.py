@@ -1,10 +1,10 @@
 """Our quantizers against the packages that people use: one model, the same calibration tokens, the same scheme.
 
 `.venv-crosscheck/bin/python tests/crosscheck/compare.py` makes `book/results/crosscheck.csv`. Words after it keep only the rows of
-which method, scheme or peer is one of them, and print these without writing; peers that
-have answered the same request before are then not run again. Model: the shipped `base-s`. Calibration: 128 replies
-that it sampled itself, with their prompts. Held out: 256 others, to problems of another split. Both sides quantize in a process
-of their own (`peers.py`) and leave float32 weights, which the same code then measures:
+which method, scheme or peer is one of them, and print these without writing; a peer that has answered the same request before is
+then not run again. Model: the shipped `base-s`. Calibration: 128 replies that it sampled itself, with their prompts. Held out: 256
+others, to problems of another split. Both sides quantize in a process of their own (`peers.py`), on one thread, and leave float32
+weights, which the same code then measures:
 
     layer error   mean over blocks of |block'(x) - block(x)| / |block(x) - x| on held-out text, x = what the full-precision model
                   feeds the block: it does not matter how a method rescales weights and norms against each other
@@ -13,6 +13,7 @@ of their own (`peers.py`) and leave float32 weights, which the same code then me
 """
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -134,7 +135,8 @@ def quantize(key: str, request: Path, out: Path) -> None:
     log = out / "log.txt"
     with log.open("w") as file:
         command = [sys.executable, str(Path(__file__).with_name("peers.py")), str(request)]
-        failed = subprocess.run(command, cwd=out, stdout=file, stderr=file).returncode
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        failed = subprocess.run(command, cwd=out, env=environment, stdout=file, stderr=file).returncode
     if failed:
         raise RuntimeError(f"{key} ended with {failed}:\n{log.read_text()[-2000:]}")
 

@@ -34,7 +34,7 @@ class AdapterError(UserError):
 
 def has_adapter(model: nn.Module) -> bool:
     """Whether an adapter is attached to the model, which is then a `PeftModel`."""
-    return hasattr(model, "peft_config")
+    return hasattr(model, "get_base_model")
 
 
 def base_of(model: nn.Module) -> PreTrainedModel:
@@ -143,5 +143,14 @@ def unmark(model: PreTrainedModel) -> None:
     """Take back what was said on the model about low-bit layers or an adapter that it no longer has."""
     for name in ("quantization_config", MARK):
         model.config.__dict__.pop(name, None)
-    for name in ("hf_quantizer", "is_quantized", "quantization_method", "is_loaded_in_4bit", "is_loaded_in_8bit"):
+    marks = [
+        "hf_quantizer",
+        "is_quantized",
+        "quantization_method",
+        "is_loaded_in_4bit",
+        "is_loaded_in_8bit",
+        "peft_config",
+    ]
+    marks += ["_weight_conversions"]  # how the low-bit tensors were read, which transformers would undo when it saves
+    for name in marks:
         model.__dict__.pop(name, None)

@@ -57,11 +57,11 @@ def stage(folder: Path) -> None:
     (folder / "_extra" / "_static").mkdir(parents=True)
     os.rename(folder / "_static" / "mathjax", folder / "_extra" / "_static" / "mathjax")
 
-    shown = {run.page: run for run in [*_shipped(), *_published()]}
-    own = _local({run.result.run_id: run for run in shown.values()})
+    known = [*_shipped(), *_published()]
+    own = _local({run.result.run_id: run for run in known})
     toc = yaml.safe_load((folder / "_toc.yml").read_text())
-    _write_run_pages(folder, toc, shown, own)
-    substitutions = _write_fragments(folder, shown, own)
+    _write_run_pages(folder, toc, {run.page: run for run in known if run.page}, own)
+    substitutions = _write_fragments(folder, known, own)
     (folder / "_toc.yml").write_text(yaml.safe_dump(toc, sort_keys=False, allow_unicode=True))
 
     config = yaml.safe_load((root / "_config.yml").read_text())
@@ -80,7 +80,9 @@ def _shipped() -> list[Run]:
 
 def _published() -> list[Run]:
     book = project.root() / "book" / "runs"
-    return [Run(result, f"runs/{name}", book / name) for name, result in publish.published(book).items()]
+    found = publish.published(book)
+    paged = {name for name in found if (book / f"{name}.ipynb").is_file()}
+    return [Run(result, f"runs/{name}" if name in paged else "", book / name) for name, result in found.items()]
 
 
 def _local(known: dict[str, Run]) -> list[Run]:
@@ -131,11 +133,11 @@ def _write_run_page(folder: Path, run: Run, label: str) -> None:
     nbformat.write(pages.with_alt(notebook), published)
 
 
-def _write_fragments(folder: Path, shown: dict[str, Run], own: list[Run]) -> dict[str, str]:
+def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str, str]:
     """Write what the chapters include; give what they substitute."""
-    published = [run for run in shown.values() if not run.page.startswith("runs/shipped/")]
+    published = [run for run in known if not run.page.startswith("runs/shipped/")]
     df = table.rows([run.result for run in published])
-    by_id = {run.result.run_id: run for run in shown.values()}
+    by_id = {run.result.run_id: run for run in known}
     local_df = table.rows([run.result for run in own])
     own_by_id = {run.result.run_id: run for run in own}
     has_figure = (folder / "results" / "pareto.svg").is_file()
@@ -144,7 +146,7 @@ def _write_fragments(folder: Path, shown: dict[str, Run], own: list[Run]) -> dic
         "pareto": pages.pareto("results/pareto", pages.PARETO_ALT, pages.pareto_caption(df, numbers.STUDY))
         if has_figure
         else pages.NOTHING,
-        "results": pages.results(df, by_id),
+        "results": pages.results(df[[bool(by_id[run_id].page) for run_id in df["run_id"]]], by_id),
         **{f"scores-{study}": pages.scores(df, by_id, study) for study in {*df["study"], numbers.STUDY, "sizes"}},
         "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
         "local": _local_text(folder, own, local_df, by_id),
@@ -153,7 +155,7 @@ def _write_fragments(folder: Path, shown: dict[str, Run], own: list[Run]) -> dic
         },
         "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
         "status-runs": pages.status_runs(published),
-        "status-versions": pages.status_versions(list(shown.values())),
+        "status-versions": pages.status_versions(known),
     }
     (folder / "_generated").mkdir()
     for name, text in texts.items():

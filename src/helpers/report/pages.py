@@ -110,7 +110,7 @@ def scores(df: pd.DataFrame, runs: dict[str, Run], study: str) -> str:
     lines = [
         [
             *(_text(row[column]) for column in ("model", "recipe", "scheme")),
-            f"{{doc}}`{row['task']} </{runs[row['run_id']].page}>`",
+            f"{{doc}}`{row['task']} </{page}>`" if (page := runs[row["run_id"]].page) else row["task"],
             _interval(row),
             _number(row["n"]),
             _number(row["reply_tokens"], 1),

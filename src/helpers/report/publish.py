@@ -1,8 +1,8 @@
 """Copy checked runs into the book.
 
-A published run is `book/runs/<study>/<name>/{result.json, metrics.jsonl}` and the executed notebook, cleaned by
-`clean.py`, `book/runs/<study>/<name>.ipynb`. Models are never published: whoever wants one runs the command in its
-result.json. Then results.csv and the figure are made again from all published runs.
+A published run is `book/runs/<study>/<name>/{result.json, metrics.jsonl}` and the executed notebook, cleaned by `clean.py`,
+`book/runs/<study>/<name>.ipynb`; one that its study gives no page is its result.json alone. Models are never published: whoever
+wants one runs the command in its result.json. Then results.csv and the figure are made again from all published runs.
 
 A call publishes everything or nothing: all of it is made in a copy under `_build/`, and two renames put that in place.
 """
@@ -34,12 +34,13 @@ class PublishError(UserError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A run, and the study and name under which the book shows it."""
+    """A run, the study and name under which the book shows it, and whether it has a page there."""
 
     path: Path
     study: str
     name: str
     result: Result
+    page: bool
 
 
 def publish(refs: list[str]) -> list[str]:
@@ -104,13 +105,19 @@ def draw(df: pd.DataFrame, stem: Path) -> None:
     pareto(df, stem)
 
 
-def _plan(ref: str) -> list[tuple[str, Path | None, str, str]]:
+def _plan(ref: str) -> list[tuple[str, Path | None, str, str, bool]]:
     """The runs of a whole study, as its last `lowbit study` planned them; [] where `ref` is not a study."""
     path = project.runs_dir() / ref / "plan.json"
     if not re.fullmatch(r"\w[\w.-]*", ref) or not path.is_file():
         return []
     jobs = json.loads(path.read_text())["jobs"]
-    return [(f"{ref}/{job['name']}", runs.done(job["run_id"]), ref, job["name"]) for job in jobs]
+    return [(f"{ref}/{job['name']}", _folder(job["run_id"]), ref, job["name"], job.get("page", True)) for job in jobs]
+
+
+def _folder(run_id: str) -> Path | None:
+    """Where a finished run lies, also where its weights were left on the machine that made it."""
+    records_of = sorted(project.runs_dir().glob(f"[!.]*/*/{run_id}/result.json"))
+    return runs.done(run_id) or next((path.parent for path in records_of), None)
 
 
 def _one(ref: str) -> tuple[Path | None, str, str]:
@@ -130,18 +137,18 @@ def _one(ref: str) -> tuple[Path | None, str, str]:
     return path, result.study, result.name or result.run_id
 
 
-def _candidate(ref: str, path: Path | None, study: str, name: str) -> Candidate:
+def _candidate(ref: str, path: Path | None, study: str, name: str, page: bool = True) -> Candidate:
     if path is None:
         raise PublishError(f"{ref} has no complete result yet: `lowbit study {study}` makes it.")
-    return Candidate(path, study, name, records.read(path))
+    return Candidate(path, study, name, records.read(path), page)
 
 
-def _checked_notebook(candidate: Candidate) -> nbformat.NotebookNode:
-    """The cleaned notebook of a run that passes every check."""
+def _checked_notebook(candidate: Candidate) -> nbformat.NotebookNode | None:
+    """The cleaned notebook of a run that passes every check; None where it has no page."""
     path, result, ref = candidate.path, candidate.result, f"{candidate.study}/{candidate.name}"
     for name, expected in result.files.items():
         if not (path / name).is_file():
-            if name in SHOWN:
+            if name in SHOWN and candidate.page:
                 raise PublishError(f"{ref} is incomplete: {name} is missing from {path}.")
             continue  # weights and replies may have stayed on the machine that made them; the book shows neither
         if records.sha256(path / name) != expected:
@@ -160,20 +167,25 @@ def _checked_notebook(candidate: Candidate) -> nbformat.NotebookNode:
             raise PublishError(
                 f"{ref} names {place}, which only this machine has: give its parent as a run, not as a folder."
             )
+    if not candidate.page:
+        return None
     notebook = clean.read(path / "run.ipynb")
     if reason := clean.problem(notebook):
         raise PublishError(f"{ref} cannot be published: {reason}.")
     return clean.clean(notebook)
 
 
-def _copy(candidate: Candidate, notebook: nbformat.NotebookNode, folder: Path) -> None:
+def _copy(candidate: Candidate, notebook: nbformat.NotebookNode | None, folder: Path) -> None:
     target = folder / candidate.study / candidate.name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for name in COPIED:
+    page = target.with_name(f"{target.name}.ipynb")
+    page.unlink(missing_ok=True)
+    for name in COPIED if notebook else COPIED[:1]:
         if (candidate.path / name).is_file():
             shutil.copyfile(candidate.path / name, target / name)
-    nbformat.write(notebook, target.with_name(f"{target.name}.ipynb"))
+    if notebook:
+        nbformat.write(notebook, page)
 
 
 def _swap(new: Path, book: Path, old: Path) -> None:

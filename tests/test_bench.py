@@ -1,0 +1,52 @@
+"""Benchmarks: the form of a measurement, its limit, and the command."""
+
+import json
+import sys
+
+import pytest
+
+from helpers import bench, cli
+
+KEYS = {"work", "shape", "unit", "ours", "peers", "limit", "better", "device", "versions", "commit"}
+
+
+@pytest.mark.slow
+def test_a_rollout_is_measured(tmp_path):
+    row = bench.rollout("base-xs", "w4g64", replies=2, tokens=3, repeats=1)
+    assert set(row) == KEYS
+    assert row["limit"] == pytest.approx(1.1 * row["peers"]["full precision"])
+    assert row["ours"] > 0
+    assert "base-xs at w4g64, 2 replies of 3 tokens" in bench.as_text(row)
+    json.dumps(row)
+
+
+def test_limits():
+    row = bench.row("w", "s", "ms", 2.0, {"theirs": 1.0}, 1.5, "lower")
+    assert not bench.within(row)
+    assert "not kept" in bench.as_text(row)
+    assert bench.within(row | {"better": "higher"})
+    assert bench.within(row | {"limit": None})
+
+
+def test_medians_of_alternating_calls_without_the_first():
+    calls = []
+    found = bench.timed({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=2)
+    assert calls == ["a", "b"] * 3
+    assert set(found) == {"a", "b"}
+
+
+def test_the_command_adds_to_a_file_and_says_whether_the_limit_is_kept(tmp_path, monkeypatch, capsys):
+    made = bench.row("w", "s", "ms", 2.0, {"theirs": 1.0}, 1.5, "lower")
+    monkeypatch.setitem(bench.BENCHMARKS, "rollout", lambda model, scheme, repeats: made)
+    out = tmp_path / "speed.json"
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["lowbit", "bench", "rollout", "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+    assert json.loads(out.read_text()) == [made, made]
+    monkeypatch.setattr(sys, "argv", ["lowbit", "bench", "rolout"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "work = 'rolout' is unknown: choose one of rollout." in capsys.readouterr().err
