@@ -36,16 +36,19 @@ def project(home: Path, published: bool = False) -> Path:
     return home
 
 
-def micro(home: Path) -> list[str]:
-    """Finished runs of a micro study with its plan; gives their names."""
+def micro(home: Path, methods: tuple[str, ...] = ("rtn",)) -> list[str]:
+    """Finished runs of a micro study with its plan; gives their names. Every method has the same accuracies."""
     jobs = []
     for size in SIZES:
         jobs.append(run(home, f"grpo-{size}", "grpo", size, "grpo", 16))
-        jobs += [run(home, f"rtn-{size}-{bits}bit", "ptq", size, "rtn", bits) for bits in (8, 4, 3, 2)]
+        for method in methods:
+            jobs += [run(home, f"{method}-{size}-{bits}bit", "ptq", size, method, bits) for bits in (8, 4, 3, 2)]
         for arm, value in ACCURACY[size].items():
-            name = f"{arm}-{size}" if isinstance(arm, str) else f"rtn-{size}-{arm}bit"
-            method, bits = (arm, 16) if isinstance(arm, str) else ("rtn", arm)
-            jobs.append(run(home, f"eval-{name}", "eval", size, method, bits, value))
+            if isinstance(arm, str):
+                jobs.append(run(home, f"eval-{arm}-{size}", "eval", size, arm, 16, value))
+                continue
+            for method in methods:
+                jobs.append(run(home, f"eval-{method}-{size}-{arm}bit", "eval", size, method, arm, value))
     jobs.append(run(home, "pareto", "pareto", None, "", 0))
     plan = {"study": "micro", "title": "The micro study", "jobs": jobs}
     records.write_json(home / "runs" / "micro" / "plan.json", plan)
@@ -97,7 +100,7 @@ def run(home, name, stage, size, method, bits, value=None, study="micro", notebo
 
 
 def _model(size: str, method: str, bits: int) -> dict:
-    recipe = {"base": "base", "grpo": "base > grpo", "rtn": "base > grpo > rtn"}[method]
+    recipe = {"base": "base", "grpo": "base > grpo"}.get(method, f"base > grpo > {method}")
     scheme = {"scheme": f"w{bits}g64", "group_size": 64} if bits < 16 else {"scheme": "bf16", "group_size": None}
     return {
         "name": size,
