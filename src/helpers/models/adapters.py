@@ -26,6 +26,15 @@ from helpers.errors import UserError
 FOLDER = MARK = "adapter"  # the folder, and the entry of config.json that names it
 FILE = "adapter_model.safetensors"
 NAME = "default"  # PEFT's, of a model's first adapter
+MARKS = (  # what transformers and PEFT leave on a model
+    "hf_quantizer",
+    "is_quantized",
+    "quantization_method",
+    "is_loaded_in_4bit",
+    "is_loaded_in_8bit",
+    "_weight_conversions",  # how low-bit tensors were read, which transformers would undo when it saves
+    "peft_config",
+)
 
 
 class AdapterError(UserError):
@@ -141,16 +150,7 @@ def _plain(like: nn.Linear, weight: torch.Tensor) -> nn.Linear:
 
 def unmark(model: PreTrainedModel) -> None:
     """Take back what was said on the model about low-bit layers or an adapter that it no longer has."""
-    for name in ("quantization_config", MARK):
+    for name in ("quantization_config", "_is_quantized", MARK):
         model.config.__dict__.pop(name, None)
-    marks = [
-        "hf_quantizer",
-        "is_quantized",
-        "quantization_method",
-        "is_loaded_in_4bit",
-        "is_loaded_in_8bit",
-        "peft_config",
-    ]
-    marks += ["_weight_conversions"]  # how the low-bit tensors were read, which transformers would undo when it saves
-    for name in marks:
+    for name in MARKS:
         model.__dict__.pop(name, None)
