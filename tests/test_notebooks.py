@@ -58,10 +58,10 @@ def test_all_stages_at_their_smallest(own_runs, tmp_path):
     results = {stage: runs.read(outcome.path) for stage, outcome in made.items()}
     assert results["base"].model["recipe"] == "base"
     assert results["grpo"].model["recipe"] == "base > grpo"
-    assert results["ptq"].model["recipe"] == "base > rtn"
+    assert results["ptq"].model["recipe"] == "base > gptq"
     assert results["ptq"].model["scheme"] == "w2g64"
     assert results["ptq"].memory.total_bytes < results["grpo"].memory.total_bytes / 3
-    assert not results["ptq"].memory.packed
+    assert results["ptq"].memory.packed
     assert {m.metric for m in results["eval"].metrics} >= {"accuracy", "reward", "avg@2", "reward@2"}
     assert len(results["grpo"].files) >= 5
     rows = (made["grpo"].path / "metrics.jsonl").read_text().splitlines()

@@ -1,6 +1,6 @@
 """The command line, `lowbit`. It starts without machine learning: models live in the kernels of the runs.
 
-Only `export` and `memory` import it, when they are called.
+Only `export`, `memory` and `bench` import it, when they are called.
 """
 
 import json

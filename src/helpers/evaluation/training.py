@@ -14,12 +14,21 @@ def final_loss(history: Sequence[Mapping[str, float]], batch_size: int) -> Metri
 
 
 def training_metrics(history: Sequence[Mapping[str, float]], task: str) -> list[Metric]:
-    """Reward, length, clipped share and entropy over the last `LAST` steps, and the last KL to the start."""
+    """Means over the last `LAST` steps, and where the run has them, the last KL to the start and the last share of codes moved.
+
+    Reward, length, clipped share, entropy, groups without advantage; |log p_sampler - log p_trainer|; codes that change in a step.
+    """
     last = history[-LAST:]
-    names = ("reward", "reply_tokens", "clipped", "entropy", "no_advantage")
-    found = [_metric(f"train_{name}", sum(row[name] for row in last) / len(last), len(last), task) for name in names]
-    kl = [row["kl"] for row in history if "kl" in row]
-    return found + ([_metric("train_kl", kl[-1], 1, task)] if kl else [])
+    names = ("reward", "reply_tokens", "clipped", "entropy", "no_advantage", "mismatch_mean", "codes_changed")
+    found = []
+    for name in names:
+        values = [row[name] for row in last if name in row]
+        if values:
+            found.append(_metric(f"train_{name}", sum(values) / len(values), len(values), task))
+    for name in ("kl", "codes_moved"):
+        if values := [row[name] for row in history if name in row]:
+            found.append(_metric(f"train_{name}", values[-1], 1, task))
+    return found
 
 
 def _metric(name: str, value: float, n: int, task: str) -> Metric:
