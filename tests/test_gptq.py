@@ -81,6 +81,18 @@ def test_act_order_and_clip_help_on_average():
     assert totals[True, True] < totals[True, False] < totals[False, False]
 
 
+@pytest.mark.parametrize("scheme", [Scheme(2, "group", 32), Scheme(3, "channel"), Scheme(2, "tensor", symmetric=True)])
+def test_a_clip_search_is_never_worse_row_by_row(scheme):
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(3))
+    h = hessian(inputs(64, seed=3))
+    found = [gptq(weight, h, scheme, clip=clip)[0].dequantize() - weight for clip in (True, False)]
+    searched, whole = (((d @ h) * d).sum(1) for d in found)
+    if scheme.granularity == "tensor":
+        searched, whole = searched.sum(), whole.sum()
+    assert bool((searched <= whole * 1.0001).all())
+    assert float(searched.sum()) < float(whole.sum())
+
+
 def test_grids_stay_where_they_were_under_act_order():
     weight = torch.randn(8, 128, generator=torch.Generator().manual_seed(0))
     found, _ = gptq(weight, hessian(inputs(128)), Scheme(3, "group", 32), clip=False, act_order=True)

@@ -117,11 +117,36 @@ def test_a_searched_range_errs_less_and_importance_moves_it(bits):
     plain, searched = (round_to_nearest(weight, Scheme(bits), *shares) for shares in ((), (SEARCH,)))
     squares = [float((q.dequantize() - weight).square().sum()) for q in (plain, searched)]
     assert squares[1] < (0.7 if bits == 2 else 1) * squares[0]
-    importance = torch.ones(64)
-    importance[:4] = 1000.0
-    weighed = round_to_nearest(weight, Scheme(bits), SEARCH, importance)
-    errors = [float((q.dequantize() - weight)[:, :4].square().sum()) for q in (searched, weighed)]
+    second = torch.eye(64)  # inputs 0 to 3 are large, and 0 and 1 always equal
+    second[:4, :4] *= 1000.0
+    second[0, 1] = second[1, 0] = 1000.0
+    weighed = round_to_nearest(weight, Scheme(bits), SEARCH, second)
+    differences = [q.dequantize() - weight for q in (searched, weighed)]
+    errors = [float(((d @ second) * d).sum()) for d in differences]
     assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("scheme", [Scheme(2, "group", 32), Scheme(2, "channel"), Scheme(2, "tensor")])
+def test_each_grid_takes_the_share_with_the_least_output_error(scheme):
+    generator = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(3, 64, generator=generator), torch.randn(400, 64, generator=generator)
+    second = x.T @ (x * torch.linspace(0.1, 3, 64)) / 400
+    second = second @ second.T  # any positive matrix
+    shares = (1.0, 0.8, 0.6)
+    found = round_to_nearest(weight, scheme, shares, second)
+    length = 32 if scheme.granularity == "group" else 64
+    for start in range(0, 64, length):
+        block = second[start : start + length, start : start + length]
+        errors = []
+        for share in shares:
+            d = (round_to_nearest(weight, scheme, (share,)).dequantize() - weight)[:, start : start + length]
+            errors.append(((d @ block) * d).sum(1))
+        errors = torch.stack(errors)
+        d = (found.dequantize() - weight)[:, start : start + length]
+        error = ((d @ block) * d).sum(1)
+        if scheme.granularity == "tensor":
+            errors, error = errors.sum(1), error.sum()
+        torch.testing.assert_close(error, errors.min(0).values)
 
 
 @given(st.sampled_from(SCHEMES), st.integers(0, 30))

@@ -3,10 +3,10 @@
     y = W x = (W diag(s)) (x / s),        s = m^a / n^(1-a),        a in 0, 0.1, .., 1
 
 m is the mean |x| of a column's inputs, n the mean size of its weights relative to their group; the variant without n is tried
-too. The s with the least output error tr(D H D^T), D = Q(W s) / s - W, is folded into whatever makes x (a norm's weight, or the
-rows of the layer before), so the model computes what it did and nothing is stored. Q searches each grid's range (clip),
-coarsely while s is sought and finely at the end, and keeps the whole range where that errs less. Source: Lin et al., AWQ
-(2306.00978).
+too. The s with the least (relative) output error tr(D H D^T), D = Q(W s) / s - W, is folded into whatever makes x (a norm's
+weight, or the rows of the layer before), so the model computes what it did and nothing is stored. Q searches each grid's range
+(clip), coarsely while s is sought and finely at the end, and keeps the whole range where that errs less. Source: Lin et al.,
+AWQ (2306.00978).
 
 Ours measures the error of the layers' outputs through H = E[x x^T], exactly and without running them again, where AutoAWQ
 measures that of the attention or MLP as a whole; s = 1 and "no clip" are among the candidates, so AWQ is never behind RTN on
@@ -116,7 +116,9 @@ def best_scale(
     shares: Sequence[float] = WHOLE,
     heads: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """The s `(columns,)` with the least output error over `weights`, all of which read the same inputs; ones if none is better."""
+    """The s `(columns,)` with the least sum of relative output errors of `weights`, which read the same inputs; ones if none is
+    better. Relative, because q_norm and k_norm take away what a projection's own size is.
+    """
 
     def share(x: torch.Tensor) -> torch.Tensor:  # the mean over the columns that one channel feeds
         return x if heads is None else x.view(-1, *heads).mean(1, keepdim=True).expand(-1, *heads).flatten()
@@ -130,13 +132,14 @@ def best_scale(
         for s in (inputs**ratio, inputs**ratio / sizes ** (1 - ratio)):
             s = s.clamp(min=1e-4)
             candidates.append(s / (s.max() * s.min()).sqrt())
+    exact = [max(output_error(w, moments.second), 1e-30) for w in weights]
     errors = []
     for s in candidates:
         scaled = Moments(moments.second / (s[:, None] * s), moments.magnitude / s)
         found = [
             rounded(w * s, scaled, own, shares).dequantize() / s - w for w, own in zip(weights, schemes, strict=True)
         ]
-        errors.append(sum(output_error(d, moments.second) for d in found))
+        errors.append(sum(output_error(d, moments.second) / e for d, e in zip(found, exact, strict=True)))
     return candidates[min(range(len(errors)), key=errors.__getitem__)]
 
 
@@ -156,5 +159,5 @@ def rounded(weight: torch.Tensor, moments: Moments, scheme: Scheme, shares: Sequ
     whole = round_to_nearest(weight, scheme)
     if len(shares) == 1:
         return whole
-    searched = round_to_nearest(weight, scheme, shares, moments.second.diagonal())
+    searched = round_to_nearest(weight, scheme, shares, moments.second)
     return min(whole, searched, key=lambda q: output_error(q.dequantize() - weight.float(), moments.second))

@@ -12,16 +12,22 @@ matter most are rounded while most columns are left to compensate; grids are fix
 groups), so each column keeps its own grid and nothing about the order is stored. A column whose input is always zero has H_jj =
 0: it takes part in no compensation and is rounded to nearest. Source: Frantar et al., GPTQ (2210.17323).
 
-Ours differs from the original in the clip search, weighted by H_jj, and in dead columns, which the original sets to zero.
+Clip: the range that is best for rounding alone is not the best for GPTQ, which makes up for a far point but not for a coarse
+grid. So the whole computation is done for several shares of the range, each row alike in all its groups, and each row keeps the
+share with the least output error. (A search by squared error before the computation made outputs err more than no search, most
+at 2 bits.)
+
+Ours differs from the original in this, and in dead columns, which the original sets to zero.
 """
 
 import torch
 
-from helpers.quant.grid import SEARCH, WHOLE, Quantized, encode, find_grids, per_weight
+from helpers.quant.grid import WHOLE, Quantized, encode, find_grids, per_weight
 from helpers.quant.scheme import Scheme, SchemeError
 
 BLOCK = 128  # columns updated together
 MOST_DAMPING = 10.0
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # of the range, tried by the clip search
 
 
 def gptq(
@@ -38,15 +44,31 @@ def gptq(
     """
     if not torch.isfinite(hessian).all():
         raise SchemeError("the calibration inputs of a layer are not finite: the model itself is broken before it.")
-    w, h = weight.detach().float().clone(), hessian.float().clone()
+    w, h = weight.detach().float(), hessian.float()
     rows, columns = w.shape
-    importance = h.diagonal() + damping * h.diagonal().mean()
-    scale, zero = find_grids(w, scheme, SEARCH if clip else WHOLE, importance)
-    scales, zeros = (per_weight(x.float(), w.shape) for x in (scale, zero))
-    order = importance.argsort(descending=True, stable=True) if act_order else torch.arange(columns, device=w.device)
-    w, scales, zeros, h = w[:, order], scales[:, order], zeros[:, order], h[order][:, order]
-    upper, damping = inverse_factor(h, damping)
+    shares = SHARES if clip else WHOLE
+    grids = [find_grids(w, scheme, (share,)) for share in shares]
+    scales, zeros = (torch.cat([per_weight(x.float(), w.shape) for x in kind]) for kind in zip(*grids, strict=True))
+    order = h.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(columns, device=w.device)
+    upper, damping = inverse_factor(h[order][:, order], damping)
+    stacked = w.repeat(len(shares), 1)  # the candidates as further rows: one pass for all
+    codes = compensated(stacked[:, order], scales[:, order], zeros[:, order], upper, scheme)[:, order.argsort()]
 
+    difference = scales * (codes - zeros) - stacked
+    errors = ((difference @ h) * difference).sum(1).view(len(shares), rows)
+    if scheme.granularity == "tensor":
+        errors = errors.sum(1, keepdim=True).expand(-1, rows)
+    best, row = errors.argmin(0), torch.arange(rows, device=w.device)
+    scale, zero = (torch.stack(kind)[best[: len(kind[0])], row[: len(kind[0])]] for kind in zip(*grids, strict=True))
+    codes = codes.view(len(shares), rows, columns)[best, row]
+    return Quantized(codes.to(torch.uint8), scale, zero, scheme), damping
+
+
+def compensated(
+    w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, upper: torch.Tensor, scheme: Scheme
+) -> torch.Tensor:
+    """The codes `(rows, columns)` of w, column by column, each error taken to the columns after it; w is changed."""
+    rows, columns = w.shape
     codes = torch.empty_like(w)
     for start in range(0, columns, BLOCK):
         end = min(start + BLOCK, columns)
@@ -57,7 +79,7 @@ def gptq(
             w[:, j:end] -= error[:, None] * upper[j, j:end]
             errors[:, j - start] = error
         w[:, end:] -= errors @ upper[start:end, end:]
-    return Quantized(codes[:, order.argsort()].to(torch.uint8), scale, zero, scheme), damping
+    return codes
 
 
 def inverse_factor(hessian: torch.Tensor, damping: float) -> tuple[torch.Tensor, float]:

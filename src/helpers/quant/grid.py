@@ -10,7 +10,8 @@ The asymmetric range always contains zero, so z is itself a code and zero weight
 codes are chosen, because float16 is what is stored. Source: Nagel et al., A White Paper on Neural Network Quantization (2021).
 
 Clip search: a narrower range errs more on the few weights outside and less on the many inside. Of several shares of the range each
-grid takes the one with the least squared error, each weight's error counted by its column's importance if that is given.
+grid takes the one with the least error d^T H d, d = w' - w: H is that grid's block of the inputs' second moment E[x x^T] where
+inputs were seen, so that this is the error of its part of the output, and else the identity.
 """
 
 from collections.abc import Sequence
@@ -53,11 +54,11 @@ def per_weight(grids: torch.Tensor, shape: torch.Size | tuple[int, int]) -> torc
 
 
 def find_grids(
-    weight: torch.Tensor, scheme: Scheme, shares: Sequence[float] = WHOLE, importance: torch.Tensor | None = None
+    weight: torch.Tensor, scheme: Scheme, shares: Sequence[float] = WHOLE, second: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(scales float16, zero points uint8), both `(rows or 1, G)`, for a `(rows, columns)` weight.
 
-    Each grid's range is the best of `shares` of the whole; `importance` `(columns,)` weighs the squared errors.
+    Each grid's range is the best of `shares` of the whole, by the second moment H `(columns, columns)` of the inputs if given.
 
     Errors: `SchemeError` where the weight is no finite matrix, does not fit the scheme, or is too large for a float16 scale.
     """
@@ -67,21 +68,32 @@ def find_grids(
     length = scheme.grid_length(rows, columns)
     w = weight.detach().float().reshape(-1, length)
     low, high = w.amin(dim=1, keepdim=True).clamp(max=0), w.amax(dim=1, keepdim=True).clamp(min=0)
-    scale, zero = _grids(low, high, scheme)
+    scale, zero = _grids(shares[0] * low, shares[0] * high, scheme)
     if not torch.isfinite(scale).all():
         raise SchemeError(
             f"a weight of size {float(w.abs().max()):.3g} needs a scale beyond float16: rescale the layer."
         )
     if len(shares) > 1:
-        cost = 1.0 if importance is None else importance.float().expand(rows, columns).reshape(-1, length)
         best = torch.full_like(low, torch.inf)
         for share in shares:
             s, z = _grids(share * low, share * high, scheme)
-            error = (cost * (_nearest(w, s, z, scheme) - w).square()).sum(dim=1, keepdim=True)
+            error = _errors(_nearest(w, s, z, scheme) - w, weight.shape, second)
             better = error < best
             best, scale, zero = (torch.where(better, new, old) for new, old in ((error, best), (s, scale), (z, zero)))
     shape = (1, 1) if scheme.granularity == "tensor" else (rows, columns // length)
     return scale.view(shape), zero.view(shape).to(torch.uint8)
+
+
+def _errors(difference: torch.Tensor, shape: torch.Size, second: torch.Tensor | None) -> torch.Tensor:
+    """d^T H d of each grid `(grids, 1)`; `difference` is `(grids, length)`, the weight's shape `(rows, columns)`."""
+    if second is None:
+        return difference.square().sum(dim=1, keepdim=True)
+    grids, (rows, columns) = len(difference), shape
+    length = min(difference.shape[1], columns)  # of a grid's part of one row
+    blocks = second.float().view(columns // length, length, columns // length, length)
+    blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (columns / length, length, length)
+    d = difference.reshape(rows, -1, length).transpose(0, 1)
+    return ((d @ blocks) * d).sum(-1).T.reshape(grids, -1).sum(dim=1, keepdim=True)
 
 
 def _grids(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,13 +12,13 @@ from helpers.quant.scheme import Scheme
 
 
 def round_to_nearest(
-    weight: torch.Tensor, scheme: Scheme, shares: Sequence[float] = WHOLE, importance: torch.Tensor | None = None
+    weight: torch.Tensor, scheme: Scheme, shares: Sequence[float] = WHOLE, second: torch.Tensor | None = None
 ) -> Quantized:
-    """Quantize a `(rows, columns)` float weight; `importance` `(columns,)` weighs the search.
+    """Quantize a `(rows, columns)` float weight; `second` `(columns, columns)` is the inputs' second moment.
 
     Errors: those of `find_grids`.
     """
-    scale, zero = find_grids(weight, scheme, shares, importance)
+    scale, zero = find_grids(weight, scheme, shares, second)
     w = weight.detach().float()
     codes = encode(w, per_weight(scale.float(), w.shape), per_weight(zero, w.shape), scheme)
     return Quantized(codes.to(torch.uint8), scale, zero, scheme)
