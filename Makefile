@@ -1,6 +1,7 @@
 # make study    run the micro study on this machine (about ten minutes on two cores), its table and the book
 # make test     lint, check the templates and run every test
 # make book     build the book from the published runs and your local ones
+# make crosscheck  our quantizers and exports against other packages, in an environment of their own (a quarter of an hour)
 # make clean    remove what can be rebuilt; your runs/ and the environment stay
 #
 # The environment lives in .venv, made once from requirements.lock; `touch requirements.lock` renews it.
@@ -14,7 +15,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(shell $(p) -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $(p))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install study test book clean
+.PHONY: help install study test book crosscheck clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -44,6 +45,17 @@ test: $(STAMP)
 
 book: $(STAMP)
 	$(BIN)/lowbit book
+
+CROSS := .venv-crosscheck
+CROSS_FILES := $(addprefix tests/crosscheck/,install.sh requirements.txt requirements-source.txt)
+
+crosscheck: $(CROSS)/.installed
+	$(CROSS)/bin/python -m pytest --confcutdir=tests/crosscheck tests/crosscheck
+	$(CROSS)/bin/python tests/crosscheck/compare.py
+
+$(CROSS)/.installed: $(CROSS_FILES)
+	PYTHON=$(PYTHON) VENV=$(CROSS) sh tests/crosscheck/install.sh
+	@touch $@
 
 clean:
 	rm -rf _build build .pytest_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from helpers import models, quant
@@ -34,7 +35,11 @@ def folded(model, texts, scheme):
     layers = {n.removeprefix(f"{prefix}."): m for n, m in linear_layers(model).items() if n.startswith(f"{prefix}.")}
     stream = Stream(model, texts)
     moments = stream.moments(block, layers)
-    return layers, awq.fold(block, layers, moments, stream, scheme), moments
+    scales = awq.fold(block, layers, moments, stream, scheme)
+    with torch.no_grad():
+        for name, layer in layers.items():  # in quantizing they are replaced
+            layer.weight.copy_(scales[name].weight)
+    return layers, scales, moments
 
 
 def test_folding_leaves_the_model_as_it_computes_and_undo_gives_the_weights_back(model, texts):
@@ -113,10 +118,50 @@ def test_a_norm_that_cannot_take_a_scale_is_left_and_noted(model, texts):
     assert {r.name.rpartition(".")[2] for r in report if r.note} == {"q_proj", "k_proj", "v_proj"}
 
 
-def test_a_block_of_another_build_is_refused(texts):
-    block = nn.Module()
-    block.fc1 = nn.Linear(4, 4)
-    with pytest.raises(
-        SchemeError, match=r"awq knows blocks with self_attn\.q_proj, .* and the like, and Module has none"
-    ):
-        awq.fold(block, {"fc1": block.fc1}, {}, None, Scheme(4))
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_folds_are_taken_in_every_type(model, texts, kind):
+    report = quant.quantize(model.to(kind), "awq", "w4g32", texts)
+    assert not any(r.note for r in report)
+
+
+def test_what_stays_in_full_precision_is_what_will_be_saved(model, texts):
+    quant.quantize(model, "awq", "w4g32", texts)
+    for block in model.model.layers:
+        for norm in (block.input_layernorm, block.post_attention_layernorm):
+            assert torch.equal(norm.weight, norm.weight.bfloat16().float())
+
+
+def tiny(config_class, model_class, **more):
+    torch.manual_seed(0)
+    config = config_class(
+        vocab_size=60, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, **more,
+    )  # fmt: skip
+    return model_class(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "left"),
+    [
+        (lambda: tiny(transformers.LlamaConfig, transformers.LlamaForCausalLM, attention_bias=True), set()),
+        (lambda: tiny(transformers.Qwen2Config, transformers.Qwen2ForCausalLM), set()),
+        (lambda: tiny(transformers.Olmo2Config, transformers.Olmo2ForCausalLM), {"q_proj", "k_proj", "v_proj"}),
+        (lambda: tiny(transformers.CohereConfig, transformers.CohereForCausalLM), set()),
+    ],
+)
+def test_other_architectures(model, left, texts):
+    model = model()
+    before = copy.deepcopy(model)
+    report = quant.quantize(model, "awq", "w8g32", texts)
+    ids = torch.tensor(texts[:4])
+    with torch.no_grad():
+        off = (model(ids).logits - before(ids).logits).norm() / before(ids).logits.norm()
+    assert off < 0.05
+    assert left <= {r.name.rpartition(".")[2] for r in report if r.note}
+
+
+def test_a_model_in_which_nothing_can_be_scaled_is_refused(texts):
+    model = tiny(transformers.Phi3Config, transformers.Phi3ForCausalLM)
+    with pytest.raises(SchemeError, match="awq finds nothing to scale in a Phi3DecoderLayer: use gptq or rtn-clip"):
+        quant.quantize(model, "awq", "w4g32", texts)
+    quant.quantize(tiny(transformers.Phi3Config, transformers.Phi3ForCausalLM), "gptq", "w4g32", texts)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import transformers
 
 from helpers import models
-from helpers.quant import SchemeError, linear_layers
+from helpers.quant import SchemeError, linear_layers, quantize
 from helpers.quant.calibration import Stream, decoder_blocks, split
 
 
@@ -94,3 +95,36 @@ def test_a_failed_start_leaves_no_hook_behind(model):
     with pytest.raises(SchemeError):
         Stream(model, [[99]])
     assert not decoder_blocks(model)[0][1]._forward_pre_hooks
+
+
+@pytest.mark.parametrize("kind", ["Gemma2", "Gemma3", "Qwen3"])
+def test_blocks_that_are_called_differently(kind):
+    """A window in some blocks, other rotations in others: each block gets what the model gives it."""
+    torch.manual_seed(0)
+    small = dict(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, sliding_window=4, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
+    name = f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    if kind == "Qwen3":
+        small |= {"use_sliding_window": True, "max_window_layers": 2}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, name)(**small)).eval()
+    texts = [torch.randint(5, 60, (n,)).tolist() for n in (20, 9, 14)]
+    stream = Stream(model, texts)
+    for _, block in decoder_blocks(model):
+        stream.go_through(block)
+    ids = sorted(texts, key=len)[-1]
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        last = model.get_decoder().norm(stream.hidden[0][-1, : len(ids)])
+    torch.testing.assert_close(last, states[-1][0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
+def test_a_model_that_overflows_is_named(method, texts):
+    torch.manual_seed(0)
+    broken = models.build("xs", models.build_tokenizer()).eval()
+    with torch.no_grad():
+        broken.model.layers[1].input_layernorm.weight.fill_(1e25)
+    with pytest.raises(SchemeError, match=r"the inputs of layer model\.layers\.1\.\S+ are not finite"):
+        quantize(broken, method, "w4g64", texts)

@@ -106,6 +106,23 @@ def nan_weights(model):
     return model
 
 
+def huge_weight(model):
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, :2] = torch.tensor([3e6, -3e6])
+    return model
+
+
+def with_adapter(model):
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+
+
+def says_quantized(model):
+    model.config.quantization_config = {"quant_method": "fp8"}
+    return model
+
+
 def odd_row(model):
     model.model.layers[1].mlp.down_proj = torch.nn.Linear(100, 64, bias=False)
     return model
@@ -168,6 +185,9 @@ def test_refusals_come_before_anything_is_changed(base, spoil, method, scheme, t
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(SchemeError, match=sentence):
         quant.quantize(model, method, scheme, base[2] if texts is None else texts)
+    if texts is None:
+        with pytest.raises(SchemeError, match=sentence):
+            quant.check(model, method, scheme)
     after = model.state_dict()
     assert set(before) == set(after)
     assert all(torch.equal(after[k].float(), before[k].float()) or "up_proj" in k for k in before)
@@ -198,3 +218,40 @@ def test_mixed_schemes_are_written_and_read():
 @pytest.mark.parametrize(("method", "scheme"), [("rtn", "w3g64"), ("bnb", "nf4"), ("bnb", "int8")])
 def test_a_packed_model_has_as_many_weights_as_before(base, method, scheme):
     assert models.count_parameters(quantized(base, method, scheme)[0]) == models.count_parameters(base[0])
+
+
+def test_a_setting_that_the_method_does_not_read_is_refused():
+    quant.refuse_unread("gptq", {"method", "parent", "bits", "damping", "act_order", "granularity"})
+    quant.refuse_unread("bnb", {"method", "double", "targets"})
+    for method, name in (
+        ("bnb", "symmetric"),
+        ("rtn", "double"),
+        ("awq", "damping"),
+        ("autoawq", "granularity"),
+        ("merge", "mixed"),
+    ):
+        with pytest.raises(
+            SchemeError, match=f"{name} means nothing to method = {method}: leave it as it is, or choose"
+        ):
+            quant.refuse_unread(method, {"parent", name})
+
+
+def test_the_example_of_a_report_is_in_the_original_model_s_terms(base):
+    for method in ("rtn", "awq", "autoawq"):
+        _, report = quantized(base, method, "w4g64")
+        before, after = report[0].example
+        assert torch.equal(before, base[0].get_submodule(report[0].name).weight.flatten()[:64])
+        assert float((after - before).norm() / before.norm()) < 0.25
+
+
+def test_scales_below_float16_s_full_precision_are_noted(base):
+    model = copy.deepcopy(base[0])
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1e-5)
+    report = quant.quantize(model, "rtn", "w8g64")
+    assert [r.name for r in report if r.note] == ["model.layers.0.mlp.up_proj"]
+
+
+def test_negative_damping_is_refused(base):
+    with pytest.raises(SchemeError, match="damping = -1 is not allowed: it must be 0 or more"):
+        quantized(base, "gptq", "w4g64", damping=-1)

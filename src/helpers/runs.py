@@ -92,6 +92,12 @@ class Run:
         """The run id (a session whose cells were edited gets another one when it finishes)."""
         return self.context.run_id
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The parameters that differ from the template's defaults."""
+        declared = params.template(project.template(self.context.stage))
+        return params.changed(declared, self.context.parameters)
+
     def log(self, **row: Any) -> None:
         """Append a row to metrics.jsonl (a number that is not finite as null), and print one now and then.
 

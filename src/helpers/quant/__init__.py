@@ -5,7 +5,7 @@
 
 from helpers.quant import fake
 from helpers.quant.calibration import decoder_blocks
-from helpers.quant.fit import METHODS
+from helpers.quant.fit import METHODS, check, refuse_unread
 from helpers.quant.grid import Quantized
 from helpers.quant.layers import linear_layers, weight_of
 from helpers.quant.mixed import Mixed, mixed
@@ -22,12 +22,14 @@ __all__ = [
     "Scheme",
     "SchemeError",
     "bitsandbytes",
+    "check",
     "decoder_blocks",
     "fake",
     "layer_error",
     "linear_layers",
     "mixed",
     "quantize",
+    "refuse_unread",
     "report_table",
     "round_to_nearest",
     "weight_of",

@@ -14,6 +14,7 @@ the text it saw. Under grouped-query attention one value channel meets several o
 leaves out that fold.) A fold that changes the block's output is undone and noted: some norms do not multiply by their weight.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,10 +38,14 @@ SAME = 1e-3  # relative change of a block's output that rounding errors of a fol
 
 @dataclass
 class Scales:
-    """What was folded into one layer: its columns times `columns`, its rows divided by `rows`; `note` where a fold was left out."""
+    """What was folded into one layer: its columns times `columns`, its rows divided by `rows`; `note` where a fold was left out.
+
+    `weight` is the layer's weight after that, in float32.
+    """
 
     columns: torch.Tensor
     rows: torch.Tensor
+    weight: torch.Tensor
     note: str = ""
 
     def undo(self, weight: torch.Tensor) -> torch.Tensor:
@@ -58,36 +63,46 @@ def fold(
     clip: bool = True,
 ) -> dict[str, Scales]:
     """Fold the best scales into `block`; `layers` and `moments` (and `scheme`, if it is one for each) go by the names
-    within the block. Gives what each layer got.
+    within the block. Gives what each layer got; the layers themselves, which are about to be replaced, stay as they are.
 
-    Errors: `SchemeError` where the block has none of the layers of `FOLDS`.
+    All is done on a float32 copy; what stays in full precision (norms, biases) is rounded to bfloat16 as it will be saved, and
+    a norm's scale is what its rounded weight makes it.
+
+    Errors: `SchemeError` where nothing can be folded into the block.
     """
-    if not any(reader in layers for _, readers in FOLDS for reader in readers):
-        raise SchemeError(
-            f"awq knows blocks with {', '.join(FOLDS[0][1])} and the like, and {type(block).__name__} has none."
-        )
-    scales = {name: Scales(torch.ones_like(m.weight[0]), torch.ones_like(m.weight[:, 0])) for name, m in layers.items()}
-    before = stream.call(block, 0)
+    work = copy.deepcopy(block).float()
+    scales = {
+        name: Scales(torch.ones_like(m.weight[0]).float(), torch.ones_like(m.weight[:, 0]).float(), m.weight.float())
+        for name, m in layers.items()
+    }
+    for name in scales.keys() - {name for _, readers in FOLDS for name in readers}:
+        scales[name].note = "no scale: awq does not know this layer"
+    before = stream.call(block, 0, work)
     for maker, readers in FOLDS:
         readers = [name for name in readers if name in layers]
+        try:
+            source = work.get_submodule(maker)
+        except AttributeError:
+            for name in readers:
+                scales[name].note = f"no scale: its block has no {maker}"
+            continue
         if not readers:
             continue
-        source = block.get_submodule(maker)
-        heads = sharing(block, source, layers[readers[0]])
-        weights = [layers[name].weight.float() for name in readers]
+        mine = [work.get_submodule(name) for name in readers]
+        heads = sharing(work, source, mine[0])
         schemes = [scheme[name] if isinstance(scheme, Mapping) else scheme for name in readers]
+        weights = [m.weight for m in mine]
         s = best_scale(weights, moments[readers[0]], schemes, COARSE if clip else WHOLE, heads)
         made = s.view(-1, *heads)[:, 0].flatten() if heads else s  # one a channel of the maker
-        parts = [source.weight, *([source.bias] if getattr(source, "bias", None) is not None else [])]
-        kept = [p.clone() for p in (*parts, *(layers[name].weight for name in readers))]
-        for part in parts:
-            part.copy_(part / (made[:, None] if part.ndim == 2 else made))
-        for name in readers:
-            layers[name].weight.mul_(s)
-        after = stream.call(block, 0)
-        if float((after - before).norm() / before.norm()) > SAME:
-            for p, old in zip((*parts, *(layers[name].weight for name in readers)), kept, strict=True):
-                p.copy_(old)
+        kept = copy.deepcopy([p.data for p in (*source.parameters(), *weights)])
+        made = divide(source, made, quantized=maker in layers)
+        s = made.view(-1, 1, heads[1]).expand(-1, *heads).flatten() if heads else made
+        for m in mine:
+            m.weight.mul_(s)
+        after = stream.call(block, 0, work)
+        if not float((after - before).norm() / before.norm()) <= SAME:
+            for p, old in zip((*source.parameters(), *weights), kept, strict=True):
+                p.data.copy_(old)
             for name in readers:
                 scales[name].note = f"no scale: folding it into {maker} changes the output"
             continue
@@ -98,7 +113,34 @@ def fold(
             seen.magnitude /= s
         if maker in scales:
             scales[maker].rows = made
+    if scales and all(found.note for found in scales.values()):
+        raise SchemeError(
+            f"awq finds nothing to scale in a {type(block).__name__}: use gptq or rtn-clip for this model."
+        )
+    for name, parameter in block.named_parameters():
+        if name.removesuffix(".weight") in layers:
+            scales[name.removesuffix(".weight")].weight = work.get_parameter(name).data
+        else:
+            parameter.data.copy_(work.get_parameter(name))
     return scales
+
+
+def divide(source: nn.Module, scale: torch.Tensor, quantized: bool) -> torch.Tensor:
+    """Divide what `source` makes, a norm or a linear layer, by `scale` `(channels,)`; gives the scale that was really taken.
+
+    Parameters that stay in full precision become bfloat16 numbers (`quantized`: the weight of a linear layer does not stay).
+    """
+    weight, bias = source.weight, getattr(source, "bias", None)
+    if weight.ndim == 1:
+        rounded = (weight / scale).bfloat16().float()
+        scale = torch.where(rounded == 0, scale, weight / rounded)
+        weight.copy_(rounded)
+    else:
+        divided = weight / scale[:, None]
+        weight.copy_(divided if quantized else divided.bfloat16().float())
+    if bias is not None:
+        bias.copy_((bias / scale).bfloat16().float())
+    return scale
 
 
 def sharing(block: nn.Module, source: nn.Module, reader: nn.Linear) -> tuple[int, int] | None:

@@ -6,11 +6,12 @@ inputs x two sums are kept, over tokens and not over padding:
 
     H = mean of x x^T  (columns, columns)        m = mean of |x|  (columns,)
 
-Texts are padded on the right; attention is causal, so no token ever sees padding. Sources: GPTQ (2210.17323), AWQ (2306.00978).
+Texts are padded on the right; attention is causal, so no token ever sees padding. What a block is called with beside the hidden
+states (a mask, the rotations of its positions) is noted in one pass of the whole model, since blocks may differ in it. Sources:
+GPTQ (2210.17323), AWQ (2306.00978).
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +47,6 @@ class Moments:
         self.magnitude += share * (x.abs().mean(0) - self.magnitude)
 
 
-class _Stop(Exception):
-    """The first block has been reached."""
-
-
 class Stream:
     """Texts on their way through the decoder: the hidden states `(B, T, width)` before its next block, batch by batch."""
 
@@ -62,27 +59,28 @@ class Stream:
         refuse_bad_texts(model, texts)
         self.hidden: list[torch.Tensor] = []
         self.masks: list[torch.Tensor] = []  # (B, T), true on tokens
-        self.others: list[dict[str, Any]] = []  # what else a block is called with: positions, their rotations
+        # what else each block is called with, batch by batch: positions, their rotations, a mask; blocks may differ in it
+        self.others: list[dict[nn.Module, dict[str, Any]]] = []
         ordered = sorted(texts, key=len)
-        first = decoder_blocks(model)[0][1]
+        blocks = [block for _, block in decoder_blocks(model)]
 
-        def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            self.hidden.append(hidden)
-            self.others.append({k: v for k, v in kwargs.items() if k != "hidden_states"})
-            raise _Stop
+        def note(block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            if block is blocks[0]:
+                self.hidden.append(args[0] if args else kwargs["hidden_states"])
+            self.others[-1][block] = {k: v for k, v in kwargs.items() if k != "hidden_states"}
 
-        hook = first.register_forward_pre_hook(stop, with_kwargs=True)
+        hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
         try:
             for start in range(0, len(ordered), BATCH):
                 batch = [torch.as_tensor(list(ids)) for ids in ordered[start : start + BATCH]]
                 ids = nn.utils.rnn.pad_sequence(batch, batch_first=True).to(model.device)
                 lengths = torch.tensor([len(x) for x in batch], device=model.device)
                 self.masks.append(torch.arange(ids.shape[1], device=model.device) < lengths[:, None])
-                with suppress(_Stop):
-                    model(input_ids=ids, use_cache=False)
+                self.others.append({})
+                model.get_decoder()(input_ids=ids, use_cache=False)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     @torch.no_grad()
     def moments(self, block: nn.Module, layers: dict[str, nn.Module], onward: bool = False) -> dict[str, Moments]:
@@ -114,6 +112,11 @@ class Stream:
             read.clear()
             if onward:
                 self.hidden[index] = output
+        for name, moments in found.items():
+            if not torch.isfinite(moments.second).all():
+                raise SchemeError(
+                    f"the inputs of layer {name} are not finite on the calibration texts: the model overflows."
+                )
         return found
 
     @torch.no_grad()
@@ -121,10 +124,20 @@ class Stream:
         """Let the texts go on through `block` as it is now."""
         self.hidden = [self.call(block, index) for index in range(len(self.hidden))]
 
-    def call(self, block: nn.Module, index: int) -> torch.Tensor:
-        """The block's output `(B, T, width)` for one batch."""
-        output = block(self.hidden[index], **self.others[index])
+    def call(self, block: nn.Module, index: int, copy: nn.Module | None = None) -> torch.Tensor:
+        """The block's output `(B, T, width)` for one batch, or that of a float32 `copy` of it."""
+        hidden, others = self.hidden[index], self.others[index][block]
+        if copy is not None:
+            hidden, others = in_float32(hidden), {k: in_float32(v) for k, v in others.items()}
+        output = (copy or block)(hidden, **others)
         return output[0] if isinstance(output, tuple) else output
+
+
+def in_float32(value: Any) -> Any:
+    """Tensors of floating-point numbers, alone or in a tuple, as float32; all else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(in_float32, value))
+    return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
 
 
 def decoder_blocks(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:

@@ -27,6 +27,7 @@ class Layer:
     note: str = ""
 
 
+TINIEST = 2.0**-14  # below it float16 numbers lose digits
 Layers = dict[str, nn.Linear]  # of one block, by the model's names
 Solver = Callable[[str, nn.Module, Layers], Iterator[Layer]]
 
@@ -60,6 +61,8 @@ def packed(
     name: str, layer: nn.Linear, quantized: Quantized, weight: torch.Tensor, start: float, note: str = ""
 ) -> Layer:
     """The packed layer of `quantized`, which stands for `weight`."""
+    if bool((quantized.scale < TINIEST).any()) and bool(weight.any()):
+        note = "; ".join(filter(None, [note, "scales too small for float16's full precision"]))
     return Layer(name, quantized.pack(layer.bias), weight, perf_counter() - start, note)
 
 
@@ -106,7 +109,7 @@ def by_awq(
     moments = stream.moments(block, own)
     scales = awq.fold(block, own, moments, stream, schemes, clip)
     for name, layer in own.items():
-        found = awq.rounded(layer.weight, moments[name], schemes[name], SEARCH if clip else WHOLE)
+        found = awq.rounded(scales[name].weight, moments[name], schemes[name], SEARCH if clip else WHOLE)
         weight = scales[name].undo(found.dequantize())
         yield packed(f"{prefix}.{name}", layer, found, weight, start, scales[name].note)
         start = perf_counter()

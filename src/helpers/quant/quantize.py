@@ -17,7 +17,9 @@ from helpers.quant.calibration import Moments, Stream, decoder_blocks, split
 from helpers.quant.fit import layers_to_quantize, scheme_of_each
 from helpers.quant.layers import stored_bytes
 from helpers.quant.methods import Layer, mark, solver
-from helpers.quant.scheme import Scheme
+from helpers.quant.scheme import Scheme, SchemeError
+
+EXAMPLE = 64  # weights
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class LayerReport:
     bits: float
     seconds: float
     note: str = ""
+    example: torch.Tensor | None = (
+        None  # (2, up to 64): the layer's first weights before and after, in the original model's terms
+    )
 
 
 @torch.no_grad()
@@ -56,8 +61,11 @@ def quantize(
     `gptq`.
 
     Errors: `SchemeError` for an unknown method, one that cannot do the scheme, a model that it does not fit (Conv1D, experts,
-    already quantized), a layer that the scheme does not fit (named), and too few texts; the model is then unchanged.
+    already quantized), a layer that the scheme does not fit (named), and too few texts; the model is then unchanged. Inputs
+    that are not finite show up on the way: the model is then part quantized and of no more use.
     """
+    if damping < 0:
+        raise SchemeError(f"damping = {damping} is not allowed: it must be 0 or more.")
     scheme = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
     schemes = scheme_of_each(model, method, scheme)
     layers = layers_to_quantize(model, method, schemes, calibration)
@@ -65,9 +73,11 @@ def quantize(
     measured = Stream(model, held_out) if held_out else None
     stream = Stream(model, seen) if method in ("gptq", "awq") else None
     solve = solver(model, method, schemes, seen, stream, clip, act_order, damping)
-    reports = []
+    order, reports = list(layers), []
     for prefix, block in decoder_blocks(model):
-        own = {name: layer for name, layer in layers.items() if name.startswith(f"{prefix}.")}
+        own = {
+            name: layers.pop(name) for name in list(layers) if name.startswith(f"{prefix}.")
+        }  # freed as they are replaced
         exact = measured.moments(block, own, onward=True) if measured else {}
         before = {name: layer.weight.detach().float().clone() for name, layer in own.items()}
         for new in solve(prefix, block, own) if own else ():
@@ -76,7 +86,6 @@ def quantize(
         if stream:
             stream.go_through(block)
     mark(model, next(iter(schemes.values())))
-    order = list(layers)
     return sorted(reports, key=lambda r: order.index(r.name))
 
 
@@ -90,4 +99,6 @@ def report(before: torch.Tensor, new: Layer, moments: Moments | None) -> LayerRe
         output_error = (max(off, 0.0) / max(exact, 1e-12)) ** 0.5
     nbytes = stored_bytes(new.module)
     bits = 8 * nbytes / before.numel()
-    return LayerReport(new.name, tuple(before.shape), weight_error, output_error, nbytes, bits, new.seconds, new.note)
+    example = torch.stack([before.flatten()[:EXAMPLE], new.weight.flatten()[:EXAMPLE]]).cpu()
+    shape = tuple(before.shape)
+    return LayerReport(new.name, shape, weight_error, output_error, nbytes, bits, new.seconds, new.note, example)
