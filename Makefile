@@ -1,4 +1,4 @@
-# make study    run the micro study on this machine (about ten minutes on two cores), its table and the book
+# make study    run the micro study and each precision policy once on this machine (about ten minutes on two cores), and the book
 # make test     lint, check the templates and run every test
 # make book     build the book from the published runs and your local ones
 # make crosscheck  our quantizers and exports against other packages, in an environment of their own (a quarter of an hour)
@@ -34,6 +34,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 study: $(STAMP)
 	$(BIN)/lowbit study micro
+	$(BIN)/lowbit study policies
 	$(BIN)/lowbit table
 	$(BIN)/lowbit book
 

@@ -345,9 +345,31 @@ def test_nothing_is_left_of_an_export_that_fails(packed, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder, "save_torch_state_dict", full)
-    with pytest.raises(folder.records.DiskFull):
-        export(str(packed("w4g64")[0]), "gptq", tmp_path / "out")
-    assert not list(tmp_path.iterdir())
+    for out in (tmp_path / "out", tmp_path / "new" / "deep" / "out"):
+        with pytest.raises(folder.records.DiskFull):
+            export(str(packed("w4g64")[0]), "gptq", out)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_named_as_it_was_given(packed, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError) as error:
+        export(str(packed("w4g64")[0]), "gptq", tmp_path / "file" / "out")
+    assert str(error.value) == f"{tmp_path / 'file' / 'out'} cannot be written: Not a directory."
+    monkeypatch.setattr(folder.os, "rename", lambda made, out: made.read_text())  # whose error has the hidden name
+    with pytest.raises(ExportError) as error:
+        export(str(packed("w4g64")[0]), "gptq", tmp_path / "new" / "out")
+    assert str(error.value) == f"{tmp_path / 'new' / 'out'} cannot be written: Is a directory."
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_to_an_empty_folder_leads_there(packed, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    assert export(str(packed("w4g64")[0]), "gptq", tmp_path / "link") == tmp_path / "link"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "config.json").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["disk", "link"]
 
 
 def test_the_command_says_where_it_is(packed, tmp_path, monkeypatch, capfd):

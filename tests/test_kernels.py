@@ -100,3 +100,14 @@ def test_an_empty_layer_takes_a_saved_one_s_state():
     layer = LowBitLinear(96, 4, bits=2, grids=3)
     layer.load_state_dict(saved.state_dict())
     assert torch.equal(layer.dequantize(), saved.dequantize())
+
+
+def test_a_layer_without_memory_gets_some():
+    layer = LowBitLinear(96, 4, bits=2, grids=3, device="meta")
+    layer.to(torch.bfloat16).to_empty(device="cpu")
+    assert {b.device.type for b in layer.buffers()} == {"cpu"}
+    assert layer.scale.dtype == torch.float16
+    saved = round_to_nearest(torch.randn(4, 96), Scheme(2, "group", 32)).pack()
+    layer.load_state_dict(saved.state_dict())
+    assert torch.equal(layer.dequantize(), saved.dequantize())
+    assert saved.to("meta").scale.is_meta

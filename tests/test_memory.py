@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2Config
+from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+)
 
 from helpers import cli, models, quant
 from helpers.models import memory
@@ -109,6 +119,23 @@ def test_untied_heads_and_biases_are_counted():
     assert found.parts["other"] == 2 * (3 * 32 + 4 * 32)  # three norms, four biases
 
 
+def test_embeddings_are_told_by_what_they_are_and_not_by_name():
+    falcon = FalconForCausalLM(
+        FalconConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    )  # transformer.word_embeddings, tied
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=16))  # wte and wpe
+    assert models.measure(falcon).parts["embeddings"] == 2 * 50 * 32
+    assert models.measure(gpt2).parts["embeddings"] == 2 * (50 + 16) * 32
+    assert models.measure(gpt2).parts["linear"] == 2 * 12 * 32 * 32  # of Conv1D
+    inner = LlamaForCausalLM(
+        LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    )
+    whole = models.measure(inner)
+    inner.model.layers[0].add_module("embed", inner.model.layers[0].mlp)
+    del inner.model.layers[0].mlp
+    assert models.measure(inner) == whole
+
+
 def test_the_cache_by_hand():
     grouped = Qwen2Config(num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2, hidden_size=64)
     assert memory.cache_bytes(grouped, 100, 5) == 2 * 3 * 2 * 8 * 100 * 5 * 2
@@ -196,6 +223,67 @@ def test_a_packed_model_has_no_scheme_to_choose(lowbit, model, tmp_path):
     code, _, errors = lowbit("memory", str(tmp_path))
     assert code == 2
     assert errors.startswith(f"The configuration of {tmp_path} cannot be used:")
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (GPT2Config(n_layer=1), "GPT2LMHeadModel keeps weights in Conv1D layers (transformer.h.0.attn.c_attn)"),
+        (MixtralConfig(num_hidden_layers=1), "MixtralForCausalLM is a mixture of experts"),
+    ],
+)
+def test_what_is_not_quantized_has_no_size_at_a_scheme(lowbit, tmp_path, config, sentence):
+    config.save_pretrained(tmp_path)
+    code, _, errors = lowbit("memory", str(tmp_path), "--scheme", "w4g64")
+    assert (code, errors.startswith(sentence), errors.count("\n")) == (2, True, 1)
+    assert lowbit("memory", str(tmp_path))[0] == 0
+
+
+def test_what_another_software_quantized_is_not_measured(lowbit, tmp_path):
+    LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}).save_pretrained(tmp_path)
+    code, _, errors = lowbit("memory", str(tmp_path))
+    assert code == 2
+    assert errors.startswith(f"The configuration of {tmp_path} cannot be used: it is quantized by gptq")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"bits": 5}, "layer {} is described by {{'bits': 5, "),
+        ({"bits": "4"}, "layer {} is described by {{'bits': '4', "),
+        ({"bits": True}, "layer {} is described by "),
+        ({"grids": 0}, "layer {} is described by "),
+        ({"grids": 1, "per_tensor": None}, "layer {} is described by "),
+        ({"grids": 2, "per_tensor": True}, "layer {} is described by "),
+        ({"group_size": 32}, "layer {} is described by "),
+        ({"grids": 7}, "layer {}: 7 grids do not divide a row of 64."),
+        (
+            "model.layers.9.up",
+            "its quantization_config names layer model.layers.9.up, which is no linear layer",
+        ),
+        ("model.norm", "its quantization_config names layer model.norm, which is no linear layer"),
+        (None, "layer {} is described by None"),
+        ([], "the layers of its quantization_config must be an object"),
+    ],
+)
+def test_a_faulty_configuration_is_one_sentence(lowbit, model, tmp_path, change, sentence):
+    models.save(quantized(model, "w4g64"), models.build_tokenizer(), tmp_path, card="")
+    name, file = "model.layers.0.self_attn.q_proj", tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    layers = config["quantization_config"]["layers"]
+    if change == []:
+        del config["quantization_config"]["layers"]
+    elif isinstance(change, str):  # another layer's name
+        layers[change] = layers[name]
+    else:
+        layers[name] = change and layers[name] | change
+    file.write_text(json.dumps(config))
+    code, _, errors = lowbit("memory", str(tmp_path))
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"The configuration of {tmp_path} cannot be used: {sentence.format(name)}")
+    with pytest.raises(models.CheckpointError) as error:
+        models.load(tmp_path)
+    assert str(error.value).startswith(f"checkpoint {tmp_path} cannot be loaded: {sentence.format(name)}")
 
 
 @pytest.mark.parametrize(

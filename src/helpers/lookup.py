@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helpers import project
-from helpers.records import Result, RunError, is_complete, read, sha256
+from helpers.records import LARGE, Result, RunError, is_complete, read, sha256
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -86,9 +86,10 @@ def done(run_id: str) -> Path | None:
 
 
 def load_parent(ref: str, what: str = "parent") -> RunRef:
-    """Find a parent; RunError if it is unknown, not run yet, or failed. `what` it is called in sentences."""
+    """Find a parent; RunError if it is unknown, not run yet, failed, or changed since. `what` it is called in sentences."""
     if folder := find(ref):
         result = read(folder)
+        refuse_changed(folder, result, f"The {what} {ref}")
         if folder.parent == project.SHIPPED:
             return RunRef(result.run_id, folder.name, folder, result)
         return RunRef(result.run_id, result.run_id if find(result.run_id) == folder else str(folder), folder, result)
@@ -114,6 +115,19 @@ def load_parent(ref: str, what: str = "parent") -> RunRef:
     raise RunError(
         f"The {what} {ref} is unknown{hint}: give a run id, study/name, a shipped name, a folder or a hub id."
     )
+
+
+def refuse_changed(folder: Path, result: Result, what: str) -> None:
+    """Raise `RunError` where a file of the run is not the one that its result lists: what it says would not be true of it.
+
+    Published runs lack files, large ones would take seconds, and the notebook changes when someone looks at it in Jupyter.
+    """
+    for name, digest in result.files.items():
+        file = folder / name
+        if name != "run.ipynb" and file.is_file() and file.stat().st_size <= LARGE and sha256(file) != digest:
+            raise RunError(
+                f"{what} has been changed since it was made ({shown(file)}): make it again with `{result.command}`."
+            )
 
 
 def expand(ref: str) -> list[str]:

@@ -85,7 +85,8 @@ class LowBitLinear(nn.Module):
         """Move between devices, but never let `.to(bfloat16)` or `.half()` round a scale: float16 is what the codes belong to."""
         scale = self.scale
         super()._apply(fn, recurse)
-        self.scale = scale.to(self.codes.device)
+        on_meta = scale.is_meta  # there is no value to keep then
+        self.scale = self.scale.half() if on_meta else scale.to(self.codes.device)
         return self
 
     def extra_repr(self) -> str:

@@ -6,21 +6,19 @@ adapter is kept as both, and loaded so.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers import runs
 from helpers.errors import UserError
-from helpers.models import (
-    adapters,
-    lowbit,  # noqa: F401  makes transformers know packed checkpoints
-)
+from helpers.models import adapters, lowbit
 from helpers.models.device import device as best_device
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, unreadable, not safetensors, or holds weights that are not finite."""
+    """A checkpoint that is missing, unreadable, not safetensors, not what its configuration says, or with weights not finite."""
 
 
 def load(
@@ -33,6 +31,7 @@ def load(
     found = runs.find(str(ref))
     source = str(found / "model" if found else ref)
     try:
+        lowbit.quantized_by(AutoConfig.from_pretrained(source, trust_remote_code=False))
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
@@ -40,6 +39,7 @@ def load(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
         if adapter := adapters.named_in(source):
             model = adapters.attach(model, adapter)
@@ -48,12 +48,11 @@ def load(
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = (
             ""
-            if Path(source).is_dir()
+            if Path(source).is_dir() or isinstance(error, UserError)
             else " (there is no such folder here, and no such model could be had from a hub)"
         )
         raise CheckpointError(f"checkpoint {ref} cannot be loaded{where}: {reason}") from error
-    if missing := sorted(map(str, report["missing_keys"])):  # they would be random numbers
-        raise CheckpointError(f"checkpoint {ref} lacks {len(missing)} tensors, the first of them {missing[0]}.")
+    refuse_other_tensors(report, str(ref))
     refuse_non_finite(model, str(ref))
     for weight in model.parameters():  # transformers leaves those of a bitsandbytes checkpoint in its own type
         if weight.is_floating_point():
@@ -65,14 +64,28 @@ def load(
     return model.eval(), tokenizer
 
 
+def refuse_other_tensors(report: dict[str, Any], ref: str) -> None:
+    """Raise `CheckpointError` where what was read is not what the configuration says, by transformers' report of it."""
+    odd = {
+        "has {} tensors of another shape than its configuration says": [key for key, *_ in report["mismatched_keys"]],
+        "lacks {} tensors": report["missing_keys"],  # they would be random numbers
+        "has {} tensors that its configuration has no place for": report["unexpected_keys"],
+    }
+    for what, keys in odd.items():
+        if keys:
+            raise CheckpointError(f"checkpoint {ref} {what.format(len(keys))}, the first of them {min(keys)}.")
+
+
 def refuse_non_finite(model: PreTrainedModel, ref: str) -> None:
     """Raise `CheckpointError` on the first tensor that holds a NaN or an infinity."""
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    tables = [(name, t) for name, m in model.named_modules() for t in tables_of(m)]
+    low_bit = {*lowbit.low_bit_layers(model), *(name for name, _ in tables)}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *tables):
         bad = int((~torch.isfinite(tensor)).sum())
         if bad:
-            raise CheckpointError(
-                f"checkpoint {ref} has {bad} weights that are not finite in {name}: train it again with a lower learning rate."
-            )
+            damaged = name in low_bit or name.rpartition(".")[0] in low_bit
+            advice = "it is damaged, make the run again" if damaged else "train it again with a lower learning rate"
+            raise CheckpointError(f"checkpoint {ref} has {bad} weights that are not finite in {name}: {advice}.")
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, card: str) -> Path:
@@ -110,3 +123,17 @@ def holds_numbers(layer: torch.nn.Module) -> bool:
     """Whether a linear layer's weight is floating-point numbers, and not codes."""
     weight = getattr(layer, "weight", None)
     return weight is not None and weight.is_floating_point()
+
+
+def tables_of(layer: torch.nn.Module) -> list[torch.Tensor]:
+    """What turns the codes of a layer of bitsandbytes into weights, and lies in no parameter or buffer; nothing of other layers."""
+    if not isinstance(layer, torch.nn.Linear):
+        return []
+    weight, state = layer.weight, getattr(layer.weight, "quant_state", None)
+    if state is not None:
+        nested = [state.state2.absmax, state.state2.code, state.offset] if state.nested else []
+        return [state.absmax, state.code, *nested]
+    if not hasattr(weight, "SCB"):
+        return []
+    moved = weight.SCB is None  # by the first forward of LLM.int8
+    return [layer.state.SCB if moved else weight.SCB]

@@ -31,7 +31,8 @@ def describe(
     if parent is not None and parent.result is not None:
         about = dict(parent.result.model)
     else:
-        about = {"name": name or Path(parent.id).name, "recipe": "base", "method": "base", **FULL_PRECISION}
+        name = name or (parent.path or Path(parent.id)).name  # the id of a folder is a hash
+        about = {"name": name, "recipe": "base", "method": "base", **FULL_PRECISION}
     about["parameters"] = count_parameters(model)
     if step:
         about |= {"recipe": f"{about['recipe']} > {step}", "method": step, "made_from": parent.id, **FULL_PRECISION}

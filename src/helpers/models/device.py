@@ -7,6 +7,7 @@ numbers on one machine, and two jobs side by side use two cores fully.
 import os
 import warnings
 
+import huggingface_hub
 import torch
 import transformers
 
@@ -34,4 +35,5 @@ def seed_everything(seed: int) -> torch.device:
     transformers.set_seed(seed)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    huggingface_hub.logging.set_verbosity_error()  # it tells of each of its attempts to reach a hub
     return device()

@@ -8,23 +8,52 @@ needs this module imported; `lowbit export` writes formats that other software r
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from helpers.errors import UserError
 from helpers.kernels import LowBitLinear
+from helpers.kernels.packing import WIDTHS
 
 NAME = "lowbit"
+BITSANDBYTES = "bitsandbytes"
+TYPES = {"bits": int, "grids": int, "symmetric": bool, "per_tensor": bool}
+
+
+class PackingError(UserError):
+    """A configuration whose low-bit layers cannot be made."""
 
 
 @register_quantization_config(NAME)
 class LowBitConfig(QuantizationConfigMixin):
-    """`layers`: name of each low-bit layer -> its `bits`, `grids`, `symmetric`, `per_tensor`."""
+    """`layers`: name of each low-bit layer -> its `bits`, `grids`, `symmetric`, `per_tensor`.
 
-    def __init__(self, layers: dict[str, dict[str, Any]], **_: Any) -> None:
+    Errors: `PackingError` for a mapping that describes no layer, and for a description that is not complete or makes no sense.
+    """
+
+    def __init__(self, layers: dict[str, dict[str, Any]] | None = None, **_: Any) -> None:
+        if not isinstance(layers, dict) or not layers:
+            raise PackingError(
+                "the layers of its quantization_config must be an object that describes each low-bit layer."
+            )
+        for name, kind in layers.items():
+            if not makes_sense(kind):
+                raise PackingError(
+                    f"layer {name} is described by {kind} in its quantization_config: bits ({', '.join(map(str, WIDTHS))}), "
+                    "grids (1 or more, 1 per tensor), symmetric and per_tensor (true or false) are needed, and nothing else."
+                )
         self.quant_method = NAME
         self.layers = layers
+
+
+def makes_sense(kind: Any) -> bool:
+    """Whether a `LowBitLinear` can be made as `kind` says."""
+    if not isinstance(kind, dict) or {key: type(value) for key, value in kind.items()} != TYPES:
+        return False
+    return kind["bits"] in WIDTHS and kind["grids"] >= 1 and not (kind["per_tensor"] and kind["grids"] > 1)
 
 
 @register_quantizer(NAME)
@@ -34,8 +63,15 @@ class LowBitQuantizer(HfQuantizer):
     requires_calibration = True  # transformers is never to quantize by itself under this name
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
+        modules = dict(model.named_modules())
         for name, kind in self.quantization_config.layers.items():
-            old = model.get_submodule(name)
+            old = modules.get(name)
+            if not isinstance(old, nn.Linear):
+                raise PackingError(
+                    f"its quantization_config names layer {name}, which is no linear layer of the model."
+                )
+            if old.in_features % kind["grids"]:
+                raise PackingError(f"layer {name}: {kind['grids']} grids do not divide a row of {old.in_features}.")
             bias = old.bias is not None
             new = LowBitLinear(old.in_features, old.out_features, bias=bias, device=old.weight.device, **kind)
             model.set_submodule(name, new)
@@ -52,6 +88,29 @@ class LowBitQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return False
+
+
+def quantization_of(config: PreTrainedConfig) -> dict:
+    """What a configuration says of its low-bit layers; nothing in full precision."""
+    text = config.get_text_config()
+    found = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None) or {}
+    return found if isinstance(found, dict) else found.to_dict()
+
+
+def quantized_by(config: PreTrainedConfig) -> str:
+    """Whose low-bit layers the model has: `lowbit`, `bitsandbytes` or another software; empty in full precision.
+
+    Errors: `PackingError` for software whose layers are not read here. (transformers would read some of it, as if the weights
+    were in full precision.)
+    """
+    own = quantization_of(config)
+    in_bits = own.get("load_in_4bit") or own.get("load_in_8bit")  # old configurations of bitsandbytes have no name
+    kind = own.get("quant_method") or (BITSANDBYTES if in_bits else "software that it does not name")
+    if own and kind not in (NAME, BITSANDBYTES):
+        raise PackingError(
+            f"it is quantized by {kind}, which is not read here: start from the full-precision model or a run of this project."
+        )
+    return kind if own else ""
 
 
 def low_bit_layers(model: PreTrainedModel) -> dict[str, LowBitLinear]:

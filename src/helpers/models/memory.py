@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from helpers import runs
 from helpers.kernels import LowBitLinear
 from helpers.models import lowbit
-from helpers.models.checkpoint import CheckpointError
+from helpers.models.checkpoint import CheckpointError, tables_of
 from helpers.runs import Memory
 
 FULL_PRECISION_BYTES = 2
@@ -36,11 +36,11 @@ def measure(model: PreTrainedModel, simulated: Mapping[str, Bytes] | None = None
     low_bit = held | dict(simulated or {})
     codes, scales = (sum(part) for part in zip(*low_bit.values(), strict=True)) if low_bit else (0, 0)
     parts = {"embeddings": 0, "linear": codes, "scales": scales, "other": 0}
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = {p for m in model.modules() if m in ends or isinstance(m, nn.Embedding) for p in m.parameters()}
     for name, parameter in model.named_parameters():  # tied parameters are listed once
         if name.removesuffix(".weight") not in low_bit:
-            part = (
-                "embeddings" if "embed" in name or "lm_head" in name else "linear" if parameter.ndim == 2 else "other"
-            )
+            part = "embeddings" if parameter in embeddings else "linear" if parameter.ndim > 1 else "other"
             parts[part] += parameter.numel() * FULL_PRECISION_BYTES
     layers = [model.get_submodule(name) for name in low_bit]
     weights = sum(layer.in_features * layer.out_features for layer in layers)
@@ -54,13 +54,7 @@ def stored(layer: nn.Module) -> Bytes | None:
         return layer.codes.nbytes, layer.nbytes - layer.codes.nbytes
     if not isinstance(layer, nn.Linear) or layer.weight.is_floating_point():
         return None
-    state = getattr(layer.weight, "quant_state", None)
-    if state is None:  # LLM.int8: its first forward moves the scales from the weight to the layer
-        tensors = [layer.state.SCB if layer.weight.SCB is None else layer.weight.SCB]
-    else:
-        nested = [state.state2.absmax, state.state2.code, state.offset] if state.nested else []
-        tensors = [state.absmax, state.code, *nested]
-    return layer.weight.data.nbytes, sum(t.nbytes for t in tensors)
+    return layer.weight.data.nbytes, sum(t.nbytes for t in tables_of(layer))
 
 
 def blueprint(ref: str) -> PreTrainedModel:
@@ -68,7 +62,8 @@ def blueprint(ref: str) -> PreTrainedModel:
 
     It is on the meta device, with packed layers of ours in place.
 
-    Errors: `RunError` where nothing has this name, `CheckpointError` where it is no language model that transformers knows.
+    Errors: `RunError` where nothing has this name, `CheckpointError` where it is no language model that transformers knows, and
+    where its low-bit layers are another software's or make no sense.
     """
     here = (Path(ref).expanduser() / "config.json").is_file()
     source = str(Path(ref).expanduser()) if here else runs.load_parent(ref, what="model").model_path
@@ -76,19 +71,13 @@ def blueprint(ref: str) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        if lowbit.quantized_by(config) == lowbit.NAME:
+            packed = lowbit.LowBitConfig(**lowbit.quantization_of(config))
+            lowbit.LowBitQuantizer(packed)._process_model_before_weight_loading(model)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise CheckpointError(f"The configuration of {ref} cannot be used: {reason}.") from error
-    if quantization_of(config).get("quant_method") == lowbit.NAME:
-        packed = lowbit.LowBitConfig(config.quantization_config["layers"])
-        lowbit.LowBitQuantizer(packed)._process_model_before_weight_loading(model)
     return model
-
-
-def quantization_of(config: PreTrainedConfig) -> dict:
-    """What a configuration says of its low-bit layers; nothing in full precision."""
-    found = getattr(config, "quantization_config", None) or {}
-    return found if isinstance(found, dict) else found.to_dict()
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int, texts: int = 1) -> int:

@@ -9,9 +9,10 @@ weight, or the rows of the layer before), so the model computes what it did and 
 AWQ (2306.00978).
 
 Ours measures the error of the layers' outputs through H = E[x x^T], exactly and without running them again, where AutoAWQ
-measures that of the attention or MLP as a whole; s = 1 and "no clip" are among the candidates, so AWQ is never behind RTN on
-the text it saw. Under grouped-query attention one value channel meets several output channels: these share one s. (AutoAWQ
-leaves out that fold.) A fold that changes the block's output is undone and noted: some norms do not multiply by their weight.
+measures that of the attention or MLP as a whole; s = 1 and "no clip" are among the candidates, so no layer is behind RTN on the
+text it saw (the model as a whole may be). Under grouped-query attention one value channel meets several output channels: these
+share one s. (AutoAWQ leaves out that fold.) A fold that changes the block's output is undone and noted: some norms do not
+multiply by their weight.
 """
 
 import copy

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from helpers.kernels import words
-from helpers.models.memory import blueprint, cache_bytes, measure, quantization_of
+from helpers.models.lowbit import BITSANDBYTES, quantization_of, quantized_by
+from helpers.models.memory import blueprint, cache_bytes, measure
+from helpers.quant.fit import refuse_kinds
 from helpers.quant.layers import linear_layers
 from helpers.quant.scheme import Scheme, SchemeError, bitsandbytes
 from helpers.runs import Memory
@@ -42,25 +44,23 @@ def stored_parts(rows: int, columns: int, scheme: Scheme) -> tuple[int, int]:
 def planned(model: PreTrainedModel, scheme: Scheme | None = None) -> Memory:
     """The memory of a model that may be without weights: quantized by `scheme`, or as its configuration says that it is.
 
-    Errors: `SchemeError` naming the layer that the scheme does not fit, for a scheme where the model is packed already, and for
-    a packing that is not known here.
+    Errors: `SchemeError` naming the layer that the scheme does not fit, for a model that no method quantizes, and for a scheme
+    where the model is packed already.
     """
-    own = quantization_of(model.config)
-    kind = own.get("quant_method")
+    own, kind = quantization_of(model.config), quantized_by(model.config)
     if kind and scheme:
         raise SchemeError(
             f"the model is packed already (by {kind}), so there is no scheme to choose: leave {scheme} out."
         )
-    if kind == "bitsandbytes":
+    if kind == BITSANDBYTES:
         kept = own.get("llm_int8_skip_modules")
         layers = {name: m for name, m in linear_layers(model).items() if should_convert_module(name, kept)}
         its_own = bitsandbytes(8 if own.get("load_in_8bit") else 4, double=bool(own.get("bnb_4bit_use_double_quant")))
         return measure(model, _parts(layers, its_own)).model_copy(update={"packed": True})
-    if kind not in (None, "lowbit"):
-        raise SchemeError(
-            f"the model is packed by {kind}, whose bytes are not known here: name the full-precision one."
-        )
-    return measure(model, _parts(linear_layers(model, scheme.targets), scheme) if scheme else None)
+    if scheme is None:
+        return measure(model)
+    refuse_kinds(model)
+    return measure(model, _parts(linear_layers(model, scheme.targets), scheme))
 
 
 def _parts(layers: dict, scheme: Scheme) -> dict[str, tuple[int, int]]:

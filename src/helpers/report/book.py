@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from helpers import project, records, runs
 from helpers.errors import UserError
-from helpers.report import clean, numbers, pages, publish, quantizers, table
+from helpers.report import clean, numbers, pages, publish, quantizers, table, verdicts
 from helpers.report.pages import Run
 
 NO_LOCAL = "There are none yet. `lowbit run ptq -p bits=3` makes one, and the next `lowbit book` shows it here.\n"
@@ -153,6 +153,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         **{
             f"methods-{size}": quantizers.methods(df, size, lambda run_id: by_id[run_id].page) for size in numbers.SIZES
         },
+        "arms": verdicts.arms_page(df),
+        "verdicts": verdicts.verdict_page(verdicts.verdicts(df)),
         "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
         "status-runs": pages.status_runs(published),
         "status-versions": pages.status_versions(known),

@@ -22,7 +22,7 @@ from filelock import FileLock
 from helpers import project, records, runs
 from helpers.errors import UserError
 from helpers.records import Result
-from helpers.report import clean, numbers, table
+from helpers.report import clean, numbers, table, verdicts
 
 COPIED = ("result.json", "metrics.jsonl")
 SHOWN = ("run.ipynb", "metrics.jsonl")  # must be there, unchanged
@@ -89,6 +89,10 @@ def write_results(results: dict[str, Result], folder: Path) -> None:
     """Write results.csv, and the figure where there is something to draw."""
     df = table.rows(list(results.values()))
     records.write_text(folder / "results.csv", df.to_csv(index=False, lineterminator="\n"))
+    (folder / "verdicts.csv").unlink(missing_ok=True)
+    if verdicts.STUDY in set(df["study"]):
+        found = verdicts.verdicts(df)
+        records.write_text(folder / "verdicts.csv", found.to_csv(index=False, lineterminator="\n"))
     for old in folder.glob("pareto*"):
         old.unlink()
     if not numbers.headline(df).empty:

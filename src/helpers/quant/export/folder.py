@@ -8,7 +8,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 from helpers import models, records, runs
 from helpers.errors import UserError
 from helpers.models import adapters
-from helpers.models.lowbit import low_bit_layers
-from helpers.models.memory import quantization_of
+from helpers.models.lowbit import BITSANDBYTES, low_bit_layers, quantization_of, quantized_by
 from helpers.quant.export import awq, bnb, compressed_tensors, gptq
 from helpers.quant.export.grids import Kind, kind_of
 
@@ -63,7 +62,7 @@ def check(model: PreTrainedModel, run: runs.RunRef, format: str) -> Kind | None:
     Errors: see `export`.
     """
     layers, name = low_bit_layers(model), run.label if run.result else run.ref
-    own = quantization_of(model.config).get("quant_method") == "bitsandbytes"
+    own = quantized_by(model.config) == BITSANDBYTES
     if not layers and not own:
         raise ExportError(f"There is nothing to export: {name} is in full precision.")
     kind = kind_of(layers) if layers else None
@@ -148,13 +147,25 @@ tokenizer = AutoTokenizer.from_pretrained("this/folder")
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A new folder beside `out` that takes its name once everything is in it, and is removed if something goes wrong."""
-    out = out.absolute()
-    made = out.with_name(f".{out.name}.{os.getpid()}")
-    with records.disk_errors(out):
-        made.mkdir(parents=True)
-        try:
+    """A new folder beside `out` that takes its name once everything is in it, and is removed if something goes wrong.
+
+    So are the folders above that were made for it. A link to a folder stays a link.
+
+    Errors: `DiskFull`, and `ExportError` where the folder cannot be written for another reason.
+    """
+    place = out.resolve()
+    made = place.with_name(f".{place.name}.{os.getpid()}")
+    new = [folder for folder in place.parents if not folder.exists()]  # the innermost first
+    try:
+        with records.disk_errors(out):
+            made.mkdir(parents=True)
             yield made
-            os.rename(made, out)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+            os.rename(made, place)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        for folder in new:
+            with suppress(OSError):  # another one's files are in it by now
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise ExportError(f"{out} cannot be written: {error.strerror or error}.") from error
+        raise

@@ -1,0 +1,186 @@
+"""What the papers claim and what the runs here say: one row a claim, in verdicts.csv.
+
+A claim compares two arms. Runs of the two are paired by model size and training seed, all of them evaluated on the same
+problems; the difference of a pair's accuracies is one observation, so that the luck of training is part of the uncertainty.
+Over the pairs: the mean, Student's t interval, and the p value of the t test against no difference. Then
+
+    lower, higher    holds if the whole 95 % interval lies on that side, contradicted if it lies on the other
+    equal            holds if it lies within `MARGIN` of zero (an equivalence test), contradicted if it lies wholly beyond
+    inconclusive     all else
+
+Few pairs make wide intervals; that is what few seeds are worth. What no run here can test says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from helpers.report.numbers import TASK
+from helpers.report.pages import table
+
+STUDY = "arms"
+MARGIN = 0.03  # of accuracy: what "about as good" may mean
+COLUMNS = ["paper", "claim", "reported", "ours", "test", "p_value", "n", "seeds", "verdict", "run_ids"]
+FULL = ("base > grpo", 16)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs of one recipe and width; of one `size`, or of all."""
+
+    recipe: str
+    bits: int
+    size: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`first` is said to be lower or higher than `second`, or about equal; without arms the claim cannot be tested here."""
+
+    claim: str
+    reported: str
+    first: Arm | None = None
+    second: Arm | None = None
+    expected: str = ""
+    why: str = ""
+
+
+AFTER = "base > grpo > "
+CLAIMS = (  # of paper 1, arXiv 2511.15694
+    Claim(
+        "8-bit QAFT is worse than RL in full precision with 8-bit PTQ (AWQ) after it",
+        "1.7B to 8B: 0.33 to 0.50 against 0.36 to 0.58", Arm("base > qaft", 8), Arm(f"{AFTER}awq", 8), "lower",
+    ),
+    Claim(
+        "8-bit QAFT is worse than RL in full precision with 8-bit PTQ (BnB) after it",
+        "1.7B to 8B: 0.33 to 0.50 against 0.37 to 0.58", Arm("base > qaft", 8), Arm(f"{AFTER}bnb", 8), "lower",
+    ),
+    Claim(
+        "4-bit AWQ is about as good as 8-bit AWQ", "differences up to 0.009",
+        Arm(f"{AFTER}awq", 4), Arm(f"{AFTER}awq", 8), "equal",
+    ),
+    Claim(
+        "4-bit BnB is about as good as 8-bit BnB", "differences up to 0.003",
+        Arm(f"{AFTER}bnb", 4), Arm(f"{AFTER}bnb", 8), "equal",
+    ),
+    Claim("8-bit PTQ (AWQ) is about as good as full precision", "4B, 8B: 95 to 98 %", Arm(f"{AFTER}awq", 8), Arm(*FULL), "equal"),
+    Claim("QLoRA is about as good as RL in full precision", "4B: 0.554 against 0.555", Arm("base > qlora", 4), Arm(*FULL), "equal"),
+    Claim(
+        "QLoRA is about as good as 4-bit PTQ (BnB) after RL", "0.240, 0.382, 0.554, 0.556 against 0.223, 0.369, 0.527, 0.581",
+        Arm("base > qlora", 4), Arm(f"{AFTER}bnb", 4), "equal",
+    ),
+    Claim(
+        "A larger model at 4 bits beats a smaller one in full precision", "8B at 4 bits 0.57 to 0.58, 4B 0.555",
+        Arm(f"{AFTER}awq", 4, "s"), Arm(*FULL, "xs"), "higher",
+    ),
+    Claim("Dr.GRPO is about as good as GRPO", "not in the summaries", Arm("base > dr_grpo", 16), Arm(*FULL), "equal"),
+    Claim("QLoRA needs a higher learning rate", "1e-4 against 1e-6", why="adapters were trained at one rate only"),
+    Claim("A longer limit on replies raises the reward", "4B: 0.487 to 0.555", why="runs with short limits are not done yet"),
+    Claim("Which bits an 8-billion-parameter model can lose", "8B rows", why="needs a model of that size"),
+)  # fmt: skip
+
+
+def verdicts(df: pd.DataFrame, claims: Sequence[Claim] = CLAIMS, paper: str = "1") -> pd.DataFrame:
+    """One row a claim, from the rows of results.csv."""
+    rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
+    return pd.DataFrame([_verdict(rows, claim, paper) for claim in claims], columns=COLUMNS)
+
+
+def _verdict(rows: pd.DataFrame, claim: Claim, paper: str) -> dict:
+    about = {"paper": paper, "claim": claim.claim, "reported": claim.reported}
+    pairs = _pairs(rows, claim) if claim.first else pd.DataFrame()
+    if len(pairs) < 2:
+        why = claim.why or "fewer than two pairs of runs"
+        return about | {
+            "ours": why,
+            "test": "",
+            "p_value": None,
+            "n": 0,
+            "seeds": 0,
+            "verdict": "untestable here",
+            "run_ids": "",
+        }
+    d = pairs["value_a"] - pairs["value_b"]
+    half = stats.t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
+    low, high = d.mean() - half, d.mean() + half
+    return about | {
+        "ours": f"{pairs['value_a'].mean():.3f} against {pairs['value_b'].mean():.3f}: {d.mean():+.3f} [{low:+.3f}, {high:+.3f}]",
+        "test": f"paired t over {len(d)} pairs ({', '.join(dict.fromkeys(pairs['model_a']))})",
+        "p_value": float(stats.ttest_1samp(d, 0).pvalue) if d.std(ddof=1) > 0 else None,
+        "n": int(pairs["n_a"].iloc[0]),
+        "seeds": int(pairs["seed"].nunique()),
+        "verdict": judge(low, high, claim.expected),
+        "run_ids": " ".join(dict.fromkeys([*pairs["run_id_a"], *pairs["run_id_b"]])),
+    }
+
+
+def judge(low: float, high: float, expected: str) -> str:
+    """`holds`, `contradicted` or `inconclusive`, from the interval of first minus second."""
+    if expected == "equal":
+        if low > -MARGIN and high < MARGIN:
+            return "holds"
+        return "contradicted" if low > MARGIN or high < -MARGIN else "inconclusive"
+    if expected == "lower":
+        low, high = -high, -low
+    return "holds" if low > 0 else "contradicted" if high < 0 else "inconclusive"
+
+
+def _pairs(rows: pd.DataFrame, claim: Claim) -> pd.DataFrame:
+    """One row a pair: the runs of the two arms with one seed, and one size unless the claim names two."""
+    found = []
+    for arm in (claim.first, claim.second):
+        own = rows[(rows["recipe"] == arm.recipe) & (rows["bits"] == arm.bits)]
+        found.append(own[own["model"] == arm.size] if arm.size else own)
+    on = ["seed"] if claim.first.size else ["seed", "model"]
+    pairs = found[0].merge(found[1], on=on, suffixes=("_a", "_b"))
+    return pairs if "model_a" in pairs else pairs.assign(model_a=pairs["model"])
+
+
+def verdict_page(found: pd.DataFrame) -> str:
+    """The claims as a table for a reader; run ids are in the CSV."""
+    header = [
+        "claim of the paper",
+        "reported there",
+        "here: accuracy, difference [95 %]",
+        "test",
+        "p",
+        "n, seeds",
+        "verdict",
+    ]
+    lines = [
+        [
+            row["claim"],
+            row["reported"],
+            row["ours"],
+            row["test"],
+            "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}",
+            f"{row['n']:,}, {row['seeds']}" if row["n"] else "",
+            f"**{row['verdict']}**",
+        ]
+        for _, row in found.iterrows()
+    ]
+    return table(header, lines)
+
+
+def arms_page(df: pd.DataFrame) -> str:
+    """One row an arm, one column a size: mean accuracy over seeds with Student's t interval, and the number of seeds."""
+    rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
+    if rows.empty:
+        return "Not run yet: `lowbit study arms`.\n"
+    sizes = [size for size in ("xs", "s", "m", "l") if size in set(rows["model"])]
+    keys = ["recipe", "scheme", "bits"]
+    lines = []
+    for (recipe, scheme, _), arm in sorted(rows.groupby(keys), key=lambda item: (item[0][0], -item[0][2])):
+        by_size = dict(iter(arm.groupby("model")))
+        lines.append([recipe, scheme, *(_mean(by_size[size]["value"]) if size in by_size else "–" for size in sizes)])
+    return table(["recipe", "scheme", *sizes], lines)
+
+
+def _mean(values: pd.Series) -> str:
+    if len(values) < 2:
+        return f"{values.iloc[0]:.3f} (1 seed)"
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():.3f} ± {half:.3f} ({len(values)})"
