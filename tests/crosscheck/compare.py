@@ -63,12 +63,13 @@ def pairs() -> list[Pair]:
         ("gptq", False, {}, {}),
         ("gptq-clip", True, {"observer": "memoryless_mse"}, {"mse": 2.0}),
     ):
+        searched = "; ours tries ranges inside GPTQ, the peer before it" if clip else ""
         for scheme in schemes:
             ours = {"method": "gptq", "clip": clip}
             why = "ours calibrates o_proj and down_proj on what the layers quantized before them make"
-            rows.append(Pair(name, scheme, ours, "llm-compressor GPTQ", compressor, not clip, why))
+            rows.append(Pair(name, scheme, ours, "llm-compressor GPTQ", compressor, not clip, why + searched))
             why = "its groups get their grid when their first column is reached, ours beforehand"
-            rows.append(Pair(name, scheme, ours, "gptqmodel", model, why=why))
+            rows.append(Pair(name, scheme, ours, "gptqmodel", model, why=why + searched))
             rows.append(
                 Pair(
                     name, scheme, ours, "gptqmodel", model | {"static_groups": True}, not clip, "static groups in both"
@@ -76,7 +77,15 @@ def pairs() -> list[Pair]:
             )
     for scheme in schemes[1:]:
         rows.append(Pair("awq", scheme, {"method": "awq"}, "AutoAWQ", why="ours also scales between v_proj and o_proj"))
-        rows.append(Pair("awq", scheme, {"method": "awq"}, "llm-compressor AWQ", why="it has no clip search"))
+        rows.append(
+            Pair(
+                "awq",
+                scheme,
+                {"method": "awq"},
+                "llm-compressor AWQ",
+                why="ours searches each range by its part of the output",
+            )
+        )
     for scheme, settings in (("nf4", {"double_quant": False}), ("nf4-dq", {"double_quant": True}), ("int8", {})):
         rows.append(Pair("bnb", scheme, {"method": "bnb"}, "bitsandbytes", settings, True, "ours is that package"))
     return rows

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from helpers import project, records, runs
 from helpers.errors import UserError
-from helpers.report import clean, numbers, pages, publish, quantizers, table, verdicts
+from helpers.report import clean, during, numbers, pages, publish, quantizers, table, verdicts
 from helpers.report.pages import Run
 
 NO_LOCAL = "There are none yet. `lowbit run ptq -p bits=3` makes one, and the next `lowbit book` shows it here.\n"
@@ -154,6 +154,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
             f"methods-{size}": quantizers.methods(df, size, lambda run_id: by_id[run_id].page) for size in numbers.SIZES
         },
         "arms": verdicts.arms_page(df),
+        "arms-rewards": during.rewards(df),
+        "sticky": during.sticky([run.result for run in published]),
         "verdicts": verdicts.verdict_page(verdicts.verdicts(df)),
         "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
         "status-runs": pages.status_runs(published),

@@ -1,0 +1,49 @@
+"""Tables of the chapter on quantization during RL: what the arms earned while they were trained, and how far their codes moved."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from helpers.records import Result
+from helpers.report.pages import table
+from helpers.report.verdicts import STUDY, mean_over_seeds
+
+STICKY = "sticky"
+SIZES = ("xs", "s", "m", "l")
+
+
+def rewards(df: pd.DataFrame) -> str:
+    """One row an arm, one column a size: mean reward over the last steps of training, over seeds."""
+    rows = df[(df["study"] == STUDY) & (df["metric"] == "train_reward")]
+    if rows.empty:
+        return "Not run yet: `lowbit study arms`.\n"
+    sizes = [size for size in SIZES if size in set(rows["model"])]
+    lines = []
+    for (recipe, scheme), arm in rows.groupby(["recipe", "scheme"], sort=False):
+        by_size = dict(iter(arm.groupby("model")))
+        cells = [mean_over_seeds(by_size[size]["value"]) if size in by_size else "–" for size in sizes]
+        lines.append([recipe.removeprefix("base > "), scheme, *cells])
+    return table(["arm", "scheme", *sizes], lines)
+
+
+def sticky(results: Sequence[Result]) -> str:
+    """One row a learning rate: final reward in full precision and with each grid, and the share of codes that left their start."""
+    found: dict[float, dict[str, Result]] = {}
+    for result in results:
+        if result.study == STICKY and result.stage == "grpo":
+            arm = result.name.partition("-lr")[0]
+            found.setdefault(result.parameters["lr"], {})[arm] = result
+    if not found:
+        return "Not run yet: `lowbit study sticky`.\n"
+    arms = list(dict.fromkeys(arm for row in found.values() for arm in row))
+    lines = [[f"{lr:g}", *(_cell(found[lr].get(arm)) for arm in arms)] for lr in sorted(found, reverse=True)]
+    return table(["learning rate", *arms], lines)
+
+
+def _cell(result: Result | None) -> str:
+    if result is None:
+        return "–"
+    values = {metric.metric: metric.value for metric in result.metrics}
+    moved = values.get("train_codes_moved")
+    share = "" if moved is None else f" ({100 * moved:.1f} % of codes moved)"
+    return f"{values['train_reward']:.3f}{share}"
