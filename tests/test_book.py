@@ -10,7 +10,7 @@ import yaml
 from bs4 import BeautifulSoup
 
 import synthetic_runs as synthetic
-from helpers import project, records
+from helpers import evaluation, project, records
 from helpers.report import book, numbers, pages, publish, table
 
 CHECKOUT = synthetic.CHECKOUT
@@ -387,3 +387,62 @@ def test_what_the_prose_says_of_reasoning_and_recall_is_so():
     assert low["s", "recall", 3] > 0.95 * full["s", "recall"]
     assert low["s", "arithmetic", 3] < 0.85 * full["s", "arithmetic"]
     assert low["s", "arithmetic", 2] < 0.25 * full["s", "arithmetic"]
+
+
+def accuracies(model):
+    """(method, bits) -> accuracy on arithmetic of the micro study; full precision is ("grpo", 16)."""
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[(rows["study"] == "micro") & (rows["metric"] == "accuracy") & (rows["benchmark"] == "arithmetic")]
+    rows = rows[rows["model"] == model]
+    return {(row.method, row.bits): row.value for row in rows.itertuples()}
+
+
+def test_what_the_prose_says_of_the_quantizers_is_so():
+    found = [r for name, r in publish.published(BOOK / "runs").items() if name.startswith("micro/eval-")]
+    compared = evaluation.comparisons(found, "arithmetic").reset_index()
+    noise = {
+        (r["model"], r["step"].rpartition(" > ")[2], r["scheme"])
+        for _, r in compared.iterrows()
+        if r["verdict"] == "noise"
+    }
+    for model in ("xs", "s"):
+        assert {(model, method, "w8g64") for method in ("rtn", "gptq", "awq")} | {(model, "bnb", "int8")} <= noise
+        assert {(model, method, "w4g64") for method in ("gptq", "awq")} <= noise
+        value = accuracies(model)
+        for bits in (3, 2):
+            assert value["gptq", bits] > value["awq", bits] > value["rtn", bits]
+        assert value["bnb", 4] <= value["gptq", 4]
+    assert not {("xs", "rtn", "w4g64"), ("xs", "bnb", "nf4")} & noise
+    assert {method for model, method, scheme in noise if (model, scheme) == ("s", "w3g64")} == {"gptq"}
+    value = accuracies("s")
+    gain = value["grpo", 16] - value["base", 16]
+    left = {method: (value[method, 2] - value["base", 16]) / gain for method in ("gptq", "awq", "rtn")}
+    assert left["gptq"] > 0.5 > 0.25 > left["awq"] > 0 > left["rtn"]
+    value = accuracies("xs")
+    assert all(value[method, 2] < value["base", 16] for method in ("gptq", "awq", "rtn"))
+
+
+def test_the_errors_of_the_layers_are_in_the_order_that_the_prose_gives():
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[(rows["study"] == "micro") & (rows["metric"] == "output_error")]
+    errors = {(row.model, row.method, row.bits): row.value for row in rows.itertuples()}
+    for model in ("xs", "s"):
+        for bits in (4, 3, 2):
+            assert errors[model, "gptq", bits] < errors[model, "awq", bits] < errors[model, "rtn", bits]
+
+
+def test_what_the_prose_says_of_the_policies_is_so():
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[(rows["study"] == "arms") & (rows["metric"] == "accuracy") & (rows["benchmark"] == "arithmetic")]
+    mean = rows.groupby(["recipe", "model", "bits"])["value"].mean()
+    for model in ("xs", "s"):
+        assert abs(mean["base > qaft", model, 8] - mean["base > grpo", model, 16]) < 0.01
+        assert abs(mean["base > grpo > awq", model, 8] - mean["base > grpo", model, 16]) < 0.01
+    made = {n: r for n, r in publish.published(BOOK / "runs").items() if n.startswith("sticky/")}
+    reward = {}
+    for name, result in made.items():
+        arm, _, rate = name.removeprefix("sticky/").partition("-lr")
+        reward[arm, float(rate)] = next(m.value for m in result.metrics if m.metric == "train_reward")
+    for (arm, rate), value in reward.items():
+        assert abs(value - reward["full", rate]) < 0.02, (arm, rate)
+    assert reward["full", 3e-4] > 2 * reward["full", 3e-6]

@@ -150,13 +150,11 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         **{f"scores-{study}": pages.scores(df, by_id, study) for study in {*df["study"], numbers.STUDY, "sizes"}},
         "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
         "local": _local_text(folder, own, local_df, by_id),
-        **{
-            f"methods-{size}": quantizers.methods(df, size, lambda run_id: by_id[run_id].page) for size in numbers.SIZES
-        },
+        **{f"methods-{size}": quantizers.methods(df, size, by_id) for size in numbers.SIZES},
         "arms": verdicts.arms_page(df),
         "arms-rewards": during.rewards(df),
         "sticky": during.sticky([run.result for run in published]),
-        "verdicts": verdicts.verdict_page(verdicts.verdicts(df)),
+        "verdicts": verdicts.verdict_page(verdicts.verdicts(df), (folder / "results" / "verdicts.csv").is_file()),
         "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
         "status-runs": pages.status_runs(published),
         "status-versions": pages.status_versions(known),

@@ -139,8 +139,8 @@ def _pairs(rows: pd.DataFrame, claim: Claim) -> pd.DataFrame:
     return pairs if "model_a" in pairs else pairs.assign(model_a=pairs["model"])
 
 
-def verdict_page(found: pd.DataFrame) -> str:
-    """The claims as a table for a reader; run ids are in the CSV."""
+def verdict_page(found: pd.DataFrame, published: bool = False) -> str:
+    """The claims as a table for a reader; run ids are in the CSV, which `published` results have."""
     header = [
         "claim of the paper",
         "reported there",
@@ -162,7 +162,8 @@ def verdict_page(found: pd.DataFrame) -> str:
         ]
         for _, row in found.iterrows()
     ]
-    return table(header, lines)
+    source = "\nThe run ids behind each row: {download}`verdicts.csv </results/verdicts.csv>`.\n" if published else ""
+    return table(header, lines) + source
 
 
 def arms_page(df: pd.DataFrame) -> str:
