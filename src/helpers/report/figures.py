@@ -119,13 +119,13 @@ def rounding(weights: np.ndarray, restored: np.ndarray, title: str) -> Figure:
 
 
 def layer_errors(names: Sequence[str], errors: Sequence[float], title: str) -> Figure:
-    """Relative error of each quantized layer, in the model's order."""
+    """Relative error of the outputs of each quantized layer, in the model's order."""
     with themed(LIGHT) as theme:
         figure, axis = plt.subplots(figsize=(7.2, 0.16 * len(names) + 1.0), layout="constrained")
         axis.barh(range(len(names)), errors, color=theme.bits[8], height=0.7)
         axis.set_yticks(range(len(names)), [n.removeprefix("model.layers.") for n in names], fontsize=7)
         axis.invert_yaxis()
-        axis.set(xlabel="|W - W'| / |W|", title=title)
+        axis.set(xlabel="|W'x - Wx| / |Wx|, on held-out text", title=title)
         axis.grid(axis="y", visible=False)
     return shown_once(figure)
 
