@@ -446,3 +446,17 @@ def test_what_the_prose_says_of_the_policies_is_so():
     for (arm, rate), value in reward.items():
         assert abs(value - reward["full", rate]) < 0.02, (arm, rate)
     assert reward["full", 3e-4] > 2 * reward["full", 3e-6]
+
+
+def test_what_the_prose_says_of_the_cross_check_is_so():
+    rows = pd.read_csv(BOOK / "results" / "crosscheck.csv")
+    rows["ratio"] = rows["layer_error_ours"] / rows["layer_error_peer"]
+    assert rows["ratio"].max() < 1.02
+    low = rows[rows["scheme"].isin(["w4g64", "w3g64", "w2g64"])]
+    assert low[low["method"].isin(["gptq-clip", "awq"])]["ratio"].max() < 0.96
+    awq = rows[(rows["method"] == "awq") & (rows["scheme"] == "w3g64") & (rows["peer"] == "AutoAWQ")].iloc[0]
+    assert awq["perplexity_ours"] > awq["perplexity_peer"]
+    slower = rows[rows["seconds_ours"] > rows["seconds_peer"]]
+    assert set(slower["peer"]) <= {"torchao", "llm-compressor RTN", "llm-compressor GPTQ"}
+    level = rows[(rows["peer"] == "llm-compressor GPTQ")]
+    assert (level["seconds_ours"] / level["seconds_peer"]).between(0.5, 1.5).all()
