@@ -11,6 +11,7 @@ from bs4 import BeautifulSoup
 
 import synthetic_runs as synthetic
 from helpers import evaluation, project, records
+from helpers.evaluation.survival import survivals
 from helpers.report import book, numbers, pages, publish, table
 
 CHECKOUT = synthetic.CHECKOUT
@@ -460,3 +461,30 @@ def test_what_the_prose_says_of_the_cross_check_is_so():
     assert set(slower["peer"]) <= {"torchao", "llm-compressor RTN", "llm-compressor GPTQ"}
     level = rows[(rows["peer"] == "llm-compressor GPTQ")]
     assert (level["seconds_ours"] / level["seconds_peer"]).between(0.5, 1.5).all()
+
+
+def test_what_the_prose_says_of_the_damage_is_so():
+    rows = pd.read_csv(BOOK / "results" / "results.csv")
+    rows = rows[rows["stage"] == "diagnose"]
+    assert rows["run_id"].nunique() == 3
+    for _, own in rows.groupby("run_id"):
+        value = {(row.metric, row.benchmark): row.value for row in own.itertuples()}
+        for kind in ("operators", "structure"):
+            assert value["kl", "arithmetic/digits"] > 3 * value["kl", f"arithmetic/{kind}"]
+        assert value["parted", "arithmetic/digits"] > 0.95
+    found = [r for name, r in publish.published(BOOK / "runs").items() if name.startswith("micro/eval-")]
+    left = survivals(found, "arithmetic").reset_index()
+    moved = [
+        m.value
+        for name, result in publish.published(BOOK / "runs").items()
+        for m in result.metrics
+        if name.startswith("arms/qaft4-s") and m.metric == "train_codes_moved"
+    ]
+    assert len(moved) == 3
+    assert 0.08 < min(moved) <= max(moved) < 0.12
+    four = left[left["scheme"].isin(["w4g64", "nf4"])]
+    assert len(four) == 10
+    assert four["survival"].astype(float).min() > 0.7
+    three = left[left["scheme"] == "w3g64"].set_index(["model", "recipe"])["survival"].astype(float)
+    for method in ("rtn", "awq", "gptq"):
+        assert three["xs", f"base > grpo > {method}"] < three["s", f"base > grpo > {method}"]

@@ -269,6 +269,12 @@ def test_4_bit_rows_are_cut_into_groups_and_others_are_not():
     assert gptq.written(kind_of(layers), layers).group_size == -1
 
 
+def test_others_may_read_what_is_written(packed, tmp_path):
+    path, _ = packed("w4g64")
+    out = export(str(path), "gptq", tmp_path / "out")
+    assert {file.stat().st_mode & 0o777 for file in out.iterdir()} == {(out / "README.md").stat().st_mode & 0o777}
+
+
 def test_names_are_told_apart():
     kept, others = ["lm_head", "model.layers.0.mlp.up", "model.layers.1.mlp.up"], ["model.layers.0.self_attn.q"]
     assert told_apart(kept, others) == ["lm_head", "mlp.up"]

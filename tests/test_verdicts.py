@@ -33,7 +33,7 @@ def test_pairs_are_of_one_size_and_seed_and_the_test_is_scipy_s():
     d = [-0.04, -0.06, -0.05, -0.03]
     assert row["p_value"] == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
     interval = stats.t.interval(0.95, 3, sum(d) / 4, stats.sem(d))
-    assert row["ours"] == f"0.752 against 0.797: -0.045 [{interval[0]:+.3f}, {interval[1]:+.3f}]"
+    assert row["ours"] == f"0.752 against 0.797: -0.0450 [{interval[0]:+.4f}, {interval[1]:+.4f}]"
     assert row["test"] == "paired t over 4 pairs (s, m)"
     assert (row["n"], row["seeds"], row["verdict"]) == (1000, 2, "holds")
     assert len(row["run_ids"].split(" base > ")) == 8
@@ -42,7 +42,7 @@ def test_pairs_are_of_one_size_and_seed_and_the_test_is_scipy_s():
 def test_two_sizes_are_paired_by_seed():
     claim = Claim("larger", "", Arm("base > grpo > awq", 8, "s"), Arm("base > qaft", 8, "m"), "higher")
     row = verdicts.verdicts(rows({("base > qaft", 8): QAFT, ("base > grpo > awq", 8): AFTER}), [claim]).iloc[0]
-    assert row["ours"].startswith("0.845 against 0.710: +0.135")
+    assert row["ours"].startswith("0.845 against 0.710: +0.1350")
     assert row["test"] == "paired t over 2 pairs (s)"
 
 
@@ -54,6 +54,8 @@ def test_two_sizes_are_paired_by_seed():
         (-0.01, 0.05, "lower", "inconclusive"),
         (0.01, 0.05, "higher", "holds"),
         (-0.05, -0.01, "higher", "contradicted"),
+        (-0.01, 0.02, "lower", "contradicted"),  # about equal is not worse
+        (-0.02, -0.01, "lower", "holds"),  # a small difference, but beyond chance
         (-MARGIN / 2, MARGIN / 2, "equal", "holds"),
         (-2 * MARGIN, MARGIN / 2, "equal", "inconclusive"),
         (-3 * MARGIN, -2 * MARGIN, "equal", "contradicted"),

@@ -39,7 +39,9 @@ def check() -> None:
 
 
 @app.command()
-def run(stage: Annotated[str, typer.Argument(help="base, grpo, ptq, eval, pareto, ...")], param: Params = None) -> None:
+def run(
+    stage: Annotated[str, typer.Argument(help="base, grpo, ptq, eval, diagnose, pareto")], param: Params = None
+) -> None:
     """Run one stage with parameters, or find it done."""
     from helpers import runs
     from helpers.execute import execute
@@ -158,17 +160,20 @@ def memory(
     as_json: Annotated[bool, typer.Option("--json", help="Bytes as JSON.")] = False,
 ) -> None:
     """Say what a model weighs at a scheme, from its configuration alone."""
-    from helpers import models
+    from helpers import models, runs
     from helpers.quant import Scheme, size
 
     models.seed_everything(0)
     found = size.account(ref, Scheme.parse(scheme) if scheme else None, tokens, batch)
     print(json.dumps(found) if as_json else size.as_text(found))
+    path = runs.find(ref)
+    if path and (path / "model" / "adapter").is_dir():
+        print("Its adapter is not counted here: `lowbit show` gives the bytes of both.", file=sys.stderr)
 
 
 @app.command()
 def bench(
-    work: Annotated[str, typer.Argument(help="rollout")],
+    work: Annotated[str, typer.Argument(help="rollout: sampling from a fake-quantized policy.")],
     model: Annotated[str, typer.Option(help="A run id, shipped name, folder or hub id.")] = "base-s",
     scheme: Annotated[str, typer.Option(help="w8pt-sym, w4g64, ...")] = "w8pt-sym",
     repeats: Annotated[int, typer.Option(min=1, help="The median of so many counts.")] = 9,

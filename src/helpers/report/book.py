@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from helpers import project, records, runs
 from helpers.errors import UserError
-from helpers.report import clean, during, numbers, pages, publish, quantizers, table, verdicts
+from helpers.report import clean, damage, during, numbers, pages, publish, quantizers, table, verdicts
 from helpers.report.pages import Run
 
 NO_LOCAL = "There are none yet. `lowbit run ptq -p bits=3` makes one, and the next `lowbit book` shows it here.\n"
@@ -151,6 +151,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
         "local": _local_text(folder, own, local_df, by_id),
         **{f"methods-{size}": quantizers.methods(df, size, by_id) for size in numbers.SIZES},
+        "damage": damage.by_kind(df, by_id),
+        "survival": damage.survival([run.result for run in published]),
         "arms": verdicts.arms_page(df),
         "arms-rewards": during.rewards(df),
         "sticky": during.sticky([run.result for run in published]),

@@ -4,7 +4,8 @@ A claim compares two arms. Runs of the two are paired by model size and training
 problems; the difference of a pair's accuracies is one observation, so that the luck of training is part of the uncertainty.
 Over the pairs: the mean, Student's t interval, and the p value of the t test against no difference. Then
 
-    lower, higher    holds if the whole 95 % interval lies on that side, contradicted if it lies on the other
+    lower, higher    holds if the whole 95 % interval lies on that side; contradicted if it lies on the other, or if it contains zero
+                     and lies within `MARGIN` of it: any difference is then a small one
     equal            holds if it lies within `MARGIN` of zero (an equivalence test), contradicted if it lies wholly beyond
     inconclusive     all else
 
@@ -107,7 +108,7 @@ def _verdict(rows: pd.DataFrame, claim: Claim, paper: str) -> dict:
     half = stats.t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
     low, high = d.mean() - half, d.mean() + half
     return about | {
-        "ours": f"{pairs['value_a'].mean():.3f} against {pairs['value_b'].mean():.3f}: {d.mean():+.3f} [{low:+.3f}, {high:+.3f}]",
+        "ours": f"{pairs['value_a'].mean():.3f} against {pairs['value_b'].mean():.3f}: {d.mean():+.4f} [{low:+.4f}, {high:+.4f}]",
         "test": f"paired t over {len(d)} pairs ({', '.join(dict.fromkeys(pairs['model_a']))})",
         "p_value": float(stats.ttest_1samp(d, 0).pvalue) if d.std(ddof=1) > 0 else None,
         "n": int(pairs["n_a"].iloc[0]),
@@ -125,7 +126,9 @@ def judge(low: float, high: float, expected: str) -> str:
         return "contradicted" if low > MARGIN or high < -MARGIN else "inconclusive"
     if expected == "lower":
         low, high = -high, -low
-    return "holds" if low > 0 else "contradicted" if high < 0 else "inconclusive"
+    if low > 0:
+        return "holds"
+    return "contradicted" if high < 0 or (low > -MARGIN and high < MARGIN) else "inconclusive"
 
 
 def _pairs(rows: pd.DataFrame, claim: Claim) -> pd.DataFrame:

@@ -53,6 +53,9 @@ def export(ref: str, format: str, out: Path) -> Path:
         (folder / "README.md").write_text(
             f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n{text}\n"
         )
+        mode = (folder / "README.md").stat().st_mode
+        for file in folder.iterdir():  # safetensors writes for its owner alone
+            file.chmod(mode)
     return out
 
 
