@@ -4,7 +4,7 @@ A claim compares two arms. Runs of the two are paired by model size and training
 problems; the difference of a pair's accuracies is one observation, so that the luck of training is part of the uncertainty.
 Over the pairs: the mean, Student's t interval, and the p value of the t test against no difference. Then
 
-    lower, higher    holds if the whole 95 % interval lies on that side; contradicted if it lies on the other, or if it contains zero
+    lower, higher    holds if the whole 95 % interval lies on that side; contradicted if it lies on the other, or contains zero
                      and lies within `MARGIN` of it: any difference is then a small one
     equal            holds if it lies within `MARGIN` of zero (an equivalence test), contradicted if it lies wholly beyond
     inconclusive     all else
