@@ -472,6 +472,20 @@ def test_what_the_prose_says_of_the_damage_is_so():
         for kind in ("operators", "structure"):
             assert value["kl", "arithmetic/digits"] > 3 * value["kl", f"arithmetic/{kind}"]
         assert value["parted", "arithmetic/digits"] > 0.95
+        alone = {benchmark: v for (metric, benchmark), v in value.items() if metric == "kl_alone"}
+        layers = [v for benchmark, v in alone.items() if "." in benchmark]
+        assert len(layers) == 28
+        assert sum(layers) < 0.9 * alone["arithmetic"]
+    names = {result.run_id: name for name, result in publish.published(BOOK / "runs").items()}
+    blocks = rows[(rows["metric"] == "kl_alone") & rows["benchmark"].str.fullmatch(r"arithmetic/\d")]
+    for run_id, own in blocks.groupby("run_id"):
+        if "gptq" in names[run_id]:
+            assert own.loc[own["value"].idxmax(), "benchmark"] == "arithmetic/3"
+    chosen = "study == 'micro' and metric == 'boxed' and benchmark == 'arithmetic' and bits == 2"
+    boxed = pd.read_csv(BOOK / "results" / "results.csv").query(chosen)
+    boxed = boxed.set_index(["model", "method"])["value"]
+    assert boxed["s", "gptq"] > 0.99
+    assert boxed["xs", "rtn"] < 0.3
     found = [r for name, r in publish.published(BOOK / "runs").items() if name.startswith("micro/eval-")]
     left = survivals(found, "arithmetic").reset_index()
     moved = [
