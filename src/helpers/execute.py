@@ -30,7 +30,7 @@ from helpers.records import (
     write_json,
     write_text,
 )
-from helpers.staging import CONTEXT, DRAFT, SOCKETS, publish_staged, stage_folder
+from helpers.staging import CONTEXT, DRAFT, SOCKETS, publish_staged, stage_folder, unfinished_folder
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def _run(context: Context, template: Path, out: TextIO) -> Path:
         draft = _draft(staging)
         _scrub(staging / "run.ipynb", template)
         path = publish_staged(staging, runs.complete(context, draft, time.perf_counter() - began))
-        shutil.rmtree(failed, ignore_errors=True)
+        for folder in (failed, unfinished_folder(context.run_id)):
+            shutil.rmtree(folder, ignore_errors=True)
         return path
     except KeyboardInterrupt:
         raise Interrupted(f"{context.run_id} was interrupted: nothing was published.") from None

@@ -21,7 +21,8 @@ MACHINERY = {
     *("study", "schedule", "checks", "cli"),
     *("report.figures", "report.style"),  # the pictures beside a run; what report.pareto draws is a run's result
 }
-PARENTS = ("parent", "parents")
+SINGLE = ("parent", "teacher")  # parameters that name one other run
+PARENTS = (*SINGLE, "parents")
 
 
 def run_id(stage: str, parameters: dict[str, Any], parents: list[str], code: str) -> str:

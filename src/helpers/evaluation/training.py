@@ -31,5 +31,20 @@ def training_metrics(history: Sequence[Mapping[str, float]], task: str) -> list[
     return found
 
 
+def qat_metrics(history: Sequence[Mapping[str, float]], task: str, watched: int) -> list[Metric]:
+    """The loss over the last `LAST` steps, nats a reply token; the share of codes that moved; and the curve of accuracy on `watched`
+    problems: its last point is the value, its steps and values are the detail.
+    """
+    losses = [row["loss"] for row in history if "loss" in row][-LAST:]
+    found = [_metric("train_loss", sum(losses) / len(losses), len(losses), task)]
+    if moved := [row["codes_moved"] for row in history if "codes_moved" in row]:
+        found.append(_metric("train_codes_moved", moved[-1], 1, task))
+    if points := [(row["step"], row["accuracy"]) for row in history if "accuracy" in row]:
+        steps, values = map(list, zip(*points, strict=True))
+        curve = _metric("train_accuracy", values[-1], watched, task)
+        found.append(curve.model_copy(update={"detail": {"steps": steps, "values": values}}))
+    return found
+
+
 def _metric(name: str, value: float, n: int, task: str) -> Metric:
     return Metric(metric=name, value=value, n=n, k=1, ci_low=None, ci_high=None, task=task, benchmark="training")
