@@ -32,7 +32,7 @@ def training_metrics(history: Sequence[Mapping[str, float]], task: str) -> list[
 
 
 def qat_metrics(history: Sequence[Mapping[str, float]], task: str, watched: int) -> list[Metric]:
-    """The loss over the last `LAST` steps, nats a reply token; the share of codes that moved; and the curve of accuracy on `watched`
+    """The loss over the last `LAST` steps, nats a reply token; the share of codes that moved; the curve of accuracy on `watched`
     problems: its last point is the value, its steps and values are the detail.
     """
     losses = [row["loss"] for row in history if "loss" in row][-LAST:]

@@ -98,7 +98,7 @@ class FakeQuantLinear(nn.Linear):
             self.log_scale.data.zero_()
 
     def scales(self) -> torch.Tensor:
-        """The scales `(rows or 1, G)` as they are now, float32 numbers that float16 has too; with a gradient if they are learned."""
+        """The scales `(rows or 1, G)` as they are now, in float32 but rounded to float16; with a gradient if they are learned."""
         if self.log_scale is None:
             return self.scale.float()
         return Half.apply(self.scale.float() * self.log_scale.exp())
