@@ -4,6 +4,7 @@
 project.
 """
 
+from helpers.models import activations
 from helpers.models.adapters import merge
 from helpers.models.checkpoint import CheckpointError, count_parameters, latents, load, save
 from helpers.models.describe import describe, full_precision, memory_of
@@ -14,6 +15,7 @@ from helpers.models.micro import SIZES, build, build_tokenizer
 __all__ = [
     "SIZES",
     "CheckpointError",
+    "activations",
     "build",
     "build_tokenizer",
     "cores",

@@ -3,7 +3,7 @@
 `quantize(model, method, scheme, calibration)` changes the model in place and gives a report a layer; sampling does not know it.
 """
 
-from helpers.quant import activations, fake
+from helpers.quant import fake
 from helpers.quant.calibration import decoder_blocks
 from helpers.quant.fit import METHODS, check, refuse_unread
 from helpers.quant.grid import Quantized
@@ -21,7 +21,6 @@ __all__ = [
     "Quantized",
     "Scheme",
     "SchemeError",
-    "activations",
     "bitsandbytes",
     "check",
     "decoder_blocks",

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from helpers.quant.scheme import SchemeError
+from helpers.errors import UserError
 
 FULL = 16  # bits: not rounded
 BITS = (4, 8, FULL)
+
+
+class ActivationError(UserError):
+    """Activations or a key-value cache that cannot be simulated in so many bits, or in this model."""
 
 
 def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -29,19 +33,20 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
     return x + off
 
 
-def label(activation_bits: int = FULL, cache_bits: int = FULL) -> str:
-    """What a scheme is followed by: `a4kv4`; nothing where nothing is simulated."""
-    return "".join(f"{name}{bits}" for name, bits in (("a", activation_bits), ("kv", cache_bits)) if bits < FULL)
+def labelled(scheme: str, activation_bits: int = FULL, cache_bits: int = FULL) -> str:
+    """A scheme's name with what is simulated beside it: `w4g64a4kv4`; an equal end is there once."""
+    end = "".join(f"{name}{bits}" for name, bits in (("a", activation_bits), ("kv", cache_bits)) if bits < FULL)
+    return scheme if end and scheme.endswith(end) else scheme + end
 
 
 def simulate(model: PreTrainedModel, activation_bits: int = FULL, cache_bits: int = FULL) -> list[Any]:
     """Round the inputs of each of the decoder's linear layers, and its keys and values, from now on; gives hooks with `.remove()`.
 
-    Errors: `SchemeError` for other bits than `BITS`, and for a model whose attention has no `k_proj` and `v_proj`.
+    Errors: `ActivationError` for other bits than `BITS`, and for a model whose attention has no `k_proj` and `v_proj`.
     """
     for name, bits in (("activation_bits", activation_bits), ("cache_bits", cache_bits)):
         if bits not in BITS:
-            raise SchemeError(f"{name} = {bits} is unknown: choose one of {', '.join(map(str, BITS))}.")
+            raise ActivationError(f"{name} = {bits} is unknown: choose one of {', '.join(map(str, BITS))}.")
     hooks = []
     decoder = model.get_decoder()
     if activation_bits < FULL:
@@ -51,7 +56,9 @@ def simulate(model: PreTrainedModel, activation_bits: int = FULL, cache_bits: in
     if cache_bits < FULL:
         attentions = [m for m in decoder.modules() if hasattr(m, "k_proj") and hasattr(m, "v_proj")]
         if not attentions:
-            raise SchemeError(f"cache_bits = {cache_bits}: no k_proj and v_proj is found in {type(model).__name__}.")
+            raise ActivationError(
+                f"cache_bits = {cache_bits}: no k_proj and v_proj is found in {type(model).__name__}."
+            )
         for attention in attentions:
             keys = getattr(attention, "k_norm", attention.k_proj)  # Qwen3 normalizes keys before it rotates them
             for module in (keys, attention.v_proj):
