@@ -1,4 +1,4 @@
-"""What a student is trained to do: values by hand, the plain loss over all logits, and memory that does not grow with the tokens."""
+"""What a student is trained to do: values by hand, the plain loss over all logits, and memory that the tokens do not fill."""
 
 import math
 
