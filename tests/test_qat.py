@@ -439,6 +439,15 @@ def test_a_loss_that_is_not_finite(teacher, tokenizer, lessons):
         train(model, tokenizer, lessons, teacher, lr=1e30, steps=8, warmup=0.0)
 
 
+def test_tokens_must_mean_the_same_to_both(tokenizer):
+    qat.refuse_other_tokens(tokenizer, copy.deepcopy(tokenizer))
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["<step>"])
+    for pair in ((tokenizer, other), (other, tokenizer)):
+        with pytest.raises(qat.QatError, match="different vocabularies: '<step>' is not the same token to both"):
+            qat.refuse_other_tokens(*pair)
+
+
 def test_parameters_that_are_not_read():
     for init, objective, replies, changed, sentence in (
         ("full", "kd", "gold", "calibration", "init = full does not read calibration: leave it as it is"),
