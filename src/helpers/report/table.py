@@ -14,7 +14,19 @@ from helpers import project, runs
 from helpers.records import Result, RunError, disk_errors, write_text
 
 COLUMNS = [
-    *("study", "run_id", "stage", "model", "params", "method", "scheme", "bits", "group_size", "effective_bits"),
+    *(
+        "study",
+        "name",
+        "run_id",
+        "stage",
+        "model",
+        "params",
+        "method",
+        "scheme",
+        "bits",
+        "group_size",
+        "effective_bits",
+    ),
     *("memory_bytes", "packed", "source", "task", "benchmark", "metric", "value", "ci_low", "ci_high", "n", "k"),
     *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe"),
 ]
@@ -34,6 +46,7 @@ def _rows(result: Result) -> Iterator[dict]:
     for metric in result.metrics:
         yield {
             "study": result.study,
+            "name": result.name,
             "run_id": result.run_id,
             "stage": result.stage,
             "model": model.get("name") or model.get("size"),
