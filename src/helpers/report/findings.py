@@ -87,7 +87,8 @@ FINDINGS = (
     Finding("RL after KD cuts entropy", "lower", WORKFLOW, WORKFLOW, "lower", "entropy"),
     Finding(
         "Calibration on the training domain converges faster than on another", "mismatch needs 5k+ steps",
-        ("texts-traces-arithmetic-s", "texts-recall-recall-s"), ("texts-recall-arithmetic-s", "texts-traces-recall-s"), quantity="early",
+        ("texts-traces-arithmetic-s", "texts-recall-recall-s"), ("texts-recall-arithmetic-s", "texts-traces-recall-s"),
+        quantity="early",
     ),
     Finding(
         "The workflow beats GPTQ at equal bytes, 2 and 3 bits", "+44.53 points (Qwen3-0.6B, 3 bits, MATH-500)",
