@@ -125,7 +125,7 @@ def preload() -> None:
     os.environ["JPY_PARENT_PID"] = str(os.getpid())  # ipykernel reads it when imported, and watches that process
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # as ipykernel sets it
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # is_available() must not start CUDA
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="__main__")  # a fork beside Arrow's thread
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # a fork is safe beside Arrow's one thread
     _load(PACKAGES)
     import torch
 
@@ -134,7 +134,7 @@ def preload() -> None:
     else:
         ask, capability = torch.cuda.get_device_capability, _in_fork(_capability)
         torch.cuda.get_device_capability = lambda *_: divmod(capability, 10)
-        if _in_fork(lambda: (_load(WITH_BITSANDBYTES), _in_fork(_capability))[1]) == capability:
+        if capability and _in_fork(lambda: (_load(WITH_BITSANDBYTES), _in_fork(_capability))[1]) == capability:
             _load(WITH_BITSANDBYTES)
         torch.cuda.get_device_capability = ask
         if not capability or _in_fork(_capability) != capability:
