@@ -62,6 +62,7 @@ MORE: Cells = {
     "3 bits everywhere, KD": {"3 bits": "kd3-s"},
     "3 bits on average, KD": {"3 bits": "kd-mixed3-s"},
 }
+TABLES = {"objectives": OBJECTIVES, "workflow": REINFORCED, "starts": STARTS, "texts": TEXTS, "more": MORE}
 
 
 def accuracies(

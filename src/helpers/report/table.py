@@ -28,7 +28,7 @@ COLUMNS = [
         "effective_bits",
     ),
     *("memory_bytes", "packed", "source", "task", "benchmark", "metric", "value", "ci_low", "ci_high", "n", "k"),
-    *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe"),
+    *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe", "name"),
 ]
 INTEGERS = ["params", "bits", "group_size", "memory_bytes", "n", "k", "seed"]
 
@@ -46,7 +46,6 @@ def _rows(result: Result) -> Iterator[dict]:
     for metric in result.metrics:
         yield {
             "study": result.study,
-            "name": result.name,
             "run_id": result.run_id,
             "stage": result.stage,
             "model": model.get("name") or model.get("size"),
@@ -62,6 +61,7 @@ def _rows(result: Result) -> Iterator[dict]:
             "commit": result.commit,
             "command": result.command,
             "recipe": model.get("recipe"),  # the steps from the base model on, which the Pareto figure groups by
+            "name": result.name,
         }
 
 
