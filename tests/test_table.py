@@ -39,7 +39,15 @@ def test_a_row_holds_model_memory_and_metric(home):
     assert ", ".join(frame.columns) == f"{DESIGN}, recipe, name"  # ours, for figures and verdicts
     row = frame.iloc[0].to_dict()
     expected = metric | model | {"params": 790272, "memory_bytes": 9, "effective_bits": 4.5, "packed": False}
-    expected |= {"model": "rtn-s", "source": "run", "ci_low": 0.4, "ci_high": 0.6, "seed": 0, "reply_tokens": 20.5}
+    expected |= {
+        "model": "rtn-s",
+        "name": result.name,
+        "source": "run",
+        "ci_low": 0.4,
+        "ci_high": 0.6,
+        "seed": 0,
+        "reply_tokens": 20.5,
+    }
     expected = {name: value for name, value in expected.items() if name in frame.columns}
     assert {name: row[name] for name in expected} == expected
     assert len(frame) == 2
