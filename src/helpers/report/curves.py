@@ -49,7 +49,7 @@ CHARTS = {
             Panel(f"learning rate {lr}", "train_accuracy", "accuracy on watched problems", {
                 label: f"init-{init}-lr{lr}-s" for label, init in INITS.items()
             })
-            for lr in ("0.0005", "0.002", "0.004")
+            for lr in ("0.0005", "0.002", "0.008")
         ],
     ),
     "low-bit-rl": Chart(

@@ -15,7 +15,7 @@ from helpers.report.verdicts import mean_over_seeds
 STUDY = "recover"
 NOT_RUN = "Not run yet: `lowbit study recover`.\n"
 BITS = (8, 4, 3, 2)
-RATES = ("0.0005", "0.001", "0.002", "0.004")
+RATES = ("0.0005", "0.001", "0.002", "0.004", "0.008")
 INITS = {"full": "full precision", "rtn": "RTN", "gptq": "GPTQ", "awq": "AWQ"}
 DOMAINS = ("arithmetic", "recall", "corpus")
 

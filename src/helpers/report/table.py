@@ -14,19 +14,7 @@ from helpers import project, runs
 from helpers.records import Result, RunError, disk_errors, write_text
 
 COLUMNS = [
-    *(
-        "study",
-        "name",
-        "run_id",
-        "stage",
-        "model",
-        "params",
-        "method",
-        "scheme",
-        "bits",
-        "group_size",
-        "effective_bits",
-    ),
+    *("study", "run_id", "stage", "model", "params", "method", "scheme", "bits", "group_size", "effective_bits"),
     *("memory_bytes", "packed", "source", "task", "benchmark", "metric", "value", "ci_low", "ci_high", "n", "k"),
     *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe", "name"),
 ]
