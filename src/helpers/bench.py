@@ -86,12 +86,9 @@ def kd(tokens: int = 8_192, vocabulary: int = 151_936, width: int = 1_024, repea
         return value.detach(), hidden.grad
 
     contenders = {"in chunks": chunked, "all logits at once": plain}
-    memory = {}
-    found = {}
+    memory, found = {}, {}
     for name, loss in contenders.items():
-        before = peak(device)
-        value, gradient = work(loss)
-        memory[name] = (peak(device) - before) / 2**30
+        (value, gradient), memory[name] = with_memory(lambda loss=loss: work(loss))
         found[name] = value, gradient.float().clone()
     (value, gradient), (theirs, reference) = found.values()
     error = max(float(abs(value - theirs) / theirs), float((gradient - reference).norm() / reference.norm()))
@@ -104,14 +101,16 @@ def kd(tokens: int = 8_192, vocabulary: int = 151_936, width: int = 1_024, repea
     return rows
 
 
-def peak(device: torch.device) -> int:
-    """Bytes in use on a GPU at most since the last call, which then starts to count again from what is in use now; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
+def with_memory(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and how many GiB of a GPU it took at most beyond what was in use before; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return work(), 0.0
     torch.cuda.synchronize()
-    found = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    return found
+    before = torch.cuda.memory_allocated()
+    found = work()
+    torch.cuda.synchronize()
+    return found, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def timed(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
