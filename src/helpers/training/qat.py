@@ -13,6 +13,7 @@ last checkpoint, with the same texts in the same order, so its numbers are those
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from helpers.errors import UserError
 from helpers.models.lowbit import quantization_of
 from helpers.quant import fake
+from helpers.sampling import prompt_ids
 from helpers.sampling.traces import Document, replies_of
 from helpers.tasks import Problem
 from helpers.training import objective as objectives
@@ -38,6 +39,7 @@ from helpers.training.pretrain import IGNORED, WIDTH, pack
 
 OBJECTIVES = ("sft", "kd")
 SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+ROWS = "rows.pt"  # the last file of a checkpoint that is written: one without it is not whole
 
 
 class QatError(UserError):
@@ -76,9 +78,9 @@ def train(
     next call goes on.
 
     Errors: `QatError` for an unknown objective or schedule, a teacher that is missing, is quantized or has another vocabulary,
-    a text without a reply or longer than the model's positions, and a loss or gradient that is no longer finite.
+    a text without a prompt or a reply or longer than the model's positions, and a loss or gradient that is no longer finite.
     """
-    refuse(model, tokenizer, texts, teacher, objective, schedule, batch_size, micro_batch)
+    refuse(model, tokenizer, texts, teacher, objective, schedule, batch_size, micro_batch, max_new_tokens)
     history: list[dict[str, float]] = []
     began = fake.codes(model)
 
@@ -101,7 +103,9 @@ def train(
             add(row)
 
         def on_save(self, args, state, control, **_):
-            torch.save({"history": history, "codes": began}, Path(args.output_dir) / "rows.pt")
+            rows = Path(args.output_dir) / f"checkpoint-{state.global_step}" / ROWS
+            torch.save({"history": history, "codes": began}, rows.with_suffix(".part"))
+            rows.with_suffix(".part").rename(rows)
 
     def add(row: dict[str, float]) -> None:
         history.append(row)
@@ -116,22 +120,36 @@ def train(
             max_steps=steps, learning_rate=lr, lr_scheduler_type=SCHEDULES[schedule], warmup_steps=round(warmup * steps),
             weight_decay=0.0, max_grad_norm=1.0, per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=batch_size // micro_batch, logging_steps=1, logging_nan_inf_filter=False,
-            save_strategy="steps" if save_every and checkpoints else "no", save_steps=save_every or 500, save_total_limit=1,
+            save_strategy="steps" if save_every and checkpoints else "no", save_steps=save_every or 500, save_total_limit=2,
             remove_unused_columns=False, dataloader_pin_memory=False, optim="adamw_torch",
         ),
         tokenizer=tokenizer, texts=list(texts), teacher=teacher, objective=objective, reverse=reverse,
         temperature=temperature, max_new_tokens=max_new_tokens, callbacks=[Recorder()],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
-    last = get_last_checkpoint(folder) if checkpoints and checkpoints.is_dir() else None
+    last = last_checkpoint(checkpoints) if checkpoints else None
     if last:
-        kept = torch.load(checkpoints / "rows.pt", weights_only=True)
+        kept = torch.load(last / ROWS, weights_only=True)
         history, began = kept["history"], kept["codes"]
+        for row in history:
+            log(**row)
     try:
-        trainer.train(resume_from_checkpoint=last)
+        if last and step_of(last) == steps:  # transformers would take one step more
+            trainer._load_from_checkpoint(str(last))
+        else:
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
     finally:
         model.eval()
     return history
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint that was written to its end."""
+    return max((rows.parent for rows in folder.glob(f"checkpoint-*/{ROWS}")), key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 class _Trainer(Trainer):
@@ -148,10 +166,12 @@ class _Trainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The micro-batches of a step, and how many reply tokens they have together."""
+        parts = list(islice(epoch_iterator, num_batches))
+        if isinstance(parts[0][0], Problem):
+            replies = iter(self.own_replies([problem for part in parts for problem in part]))
+            parts = [list(islice(replies, len(part))) for part in parts]
         batches = []
-        for texts in (texts for _, texts in zip(range(num_batches), epoch_iterator, strict=False)):
-            if isinstance(texts[0], Problem):
-                texts = self.own_replies(texts)
+        for texts in parts:
             longest = max(len(ids) for ids, _ in texts)
             documents = [(np.asarray(ids), head) for ids, head in texts]
             batch = pack(documents, self.tokenizer.pad_token_id, max(longest, WIDTH))
@@ -212,6 +232,7 @@ def refuse(
     schedule: str,
     batch_size: int,
     micro_batch: int,
+    max_new_tokens: int,
 ) -> None:
     """Raise the `QatError` that says what does not fit together, if something does not."""
     for name, value, allowed in (("objective", objective, OBJECTIVES), ("schedule", schedule, SCHEDULES)):
@@ -233,14 +254,28 @@ def refuse(
     elif isinstance(texts[0], Problem):
         raise QatError("objective = sft cannot learn from the student's own replies: choose other texts, or kd.")
     most = model.config.max_position_embeddings
-    for index, text in enumerate(texts):
-        if isinstance(text, Problem):
-            continue
-        ids, head = text
+    if isinstance(texts[0], Problem):
+        longest = max(map(len, prompt_ids(tokenizer, texts))) + max_new_tokens
+        if longest > most:
+            raise QatError(
+                f"max_new_tokens = {max_new_tokens} makes texts of {longest} tokens, and the model has {most} positions."
+            )
+        return
+    for index, (ids, head) in enumerate(texts):
         if len(ids) <= head:
             raise QatError(f"text {index} has an empty reply: there is nothing to learn from it.")
+        if head < 1:
+            raise QatError(f"text {index} has no prompt: its first token has nothing to follow from.")
         if len(ids) > most:
             raise QatError(f"text {index} has {len(ids)} tokens, and the model has {most} positions.")
+
+
+def refuse_other_tokens(tokenizer: PreTrainedTokenizerBase, teachers: PreTrainedTokenizerBase) -> None:
+    """Raise `QatError` where a number stands for one token to the student and for another to the teacher."""
+    ours, theirs = tokenizer.get_vocab(), teachers.get_vocab()
+    odd = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    if odd:
+        raise QatError(f"teacher and student have different vocabularies: {odd[0]!r} is not the same token to both.")
 
 
 def refuse_unread(init: str, objective: str, replies: str, changed: Sequence[str]) -> None:
@@ -260,7 +295,7 @@ def refuse_unread(init: str, objective: str, replies: str, changed: Sequence[str
 @torch.no_grad()
 def finish(model: PreTrainedModel) -> None:
     """Round what is not on a grid to bfloat16, as it will be stored: the model is then its packed checkpoint, bit for bit."""
-    on_grid = {id(p) for layer in fake.layers(model).values() for p in layer.parameters()}
+    on_grid = {id(p) for layer in fake.layers(model).values() for p in (layer.weight, layer.log_scale)}
     for parameter in model.parameters():
         if id(parameter) not in on_grid:
             parameter.data = parameter.data.to(torch.bfloat16).to(parameter.dtype)
