@@ -74,7 +74,7 @@ def test_all_stages_at_their_smallest(own_runs, tmp_path):
     assert results["qat"].memory.total_bytes == results["ptq"].memory.total_bytes
     found = {m.metric: m for m in results["qat"].metrics}
     assert found["train_accuracy"].detail["steps"] == [0, 1, 2]
-    assert found["train_codes_moved"].value > 0
+    assert found["train_codes_moved"].value < 0.1
     assert "model/latent/model.safetensors" in results["qat"].files
     assert {m.metric for m in results["eval"].metrics} >= {"accuracy", "reward", "avg@2", "reward@2"}
     assert len(results["grpo"].files) >= 5
@@ -101,16 +101,8 @@ def test_the_same_seed_gives_the_same_metrics(stage, own_runs, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_qat_run_goes_on_and_is_the_run_that_was_not_killed(own_runs, tmp_path):
-    given = {
-        "init": "rtn",
-        "texts": 40,
-        "batch_size": 8,
-        "steps": 400,
-        "save_every": 3,
-        "watched": 5,
-        "watch_every": 10,
-    }
-    given |= {"grids": "learned", "replies": "gold"}
+    given = {"init": "rtn", "grids": "learned", "replies": "gold", "texts": 40, "batch_size": 8, "steps": 60}
+    given |= {"save_every": 5, "watched": 5, "watch_every": 10}
     words = [word for name, value in given.items() for word in ("-p", f"{name}={value}")]
     command = [sys.executable, "-m", "helpers.cli", "run", "qat", *words]
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
@@ -168,14 +160,14 @@ def test_the_chain_of_the_second_paper(own_runs, tmp_path):
         ({"init": "parent"}, "init = parent needs a parent with packed codes"),
         ({"bits": 16}, "init = gptq does not fit bits = 16"),
         ({"texts": 3}, "batch_size = 4 is more than the 3 texts that there are"),
-        ({"replies": "student", "domain": "corpus"}, "corpus"),
+        ({"replies": "student", "domain": "corpus"}, "task = 'corpus' is unknown: choose one of arithmetic, recall"),
     ],
 )
 def test_qat_that_cannot_be_is_one_sentence(given, sentence, own_runs, tmp_path):
+    given = {"texts": 8, "batch_size": 4, "watched": 5, "replies": "gold"} | given
     with pytest.raises(errors.UserError, match=sentence) as error:
-        execute("qat", SMALLEST["qat"] | {"replies": "gold"} | given, out=(tmp_path / "out").open("w"))
+        execute("qat", given, out=(tmp_path / "out").open("w"))
     assert "\n" not in str(error.value)
-    print(error.value)
 
 
 @pytest.mark.slow
