@@ -80,7 +80,7 @@ def test_learned_scales_are_of_the_model(model, texts):
 
 def test_16_bits_are_full_precision(model):
     before = {name: p.clone() for name, p in model.named_parameters()}
-    student.prepare(model, "full", None)
+    assert student.prepare(model, "full", None) is None
     assert not fake.layers(model)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     quantize(model, "rtn", SCHEME)
@@ -95,7 +95,7 @@ def test_a_quantized_parent_goes_on_from_its_own_codes(method, model, texts):
     quantize(model, method, SCHEME, texts if method == "gptq" else ())
     ids, codes = torch.tensor([texts[0]]), codes_of(model)
     logits = model(ids).logits
-    student.prepare(model, "parent", SCHEME, grids="learned")
+    assert student.prepare(model, "parent", SCHEME, grids="learned") == SCHEME
     assert fake.differing(fake.codes(model), codes) == 0
     assert torch.equal(model(ids).logits, logits)
 
@@ -150,7 +150,7 @@ def test_a_parent_of_mixed_precision_keeps_its_widths(model, texts):
             student.StudentError, match=f"the parent has 3 bits a weight, and the scheme is w{wrong}g32"
         ):
             student.prepare(copy.deepcopy(model), "parent", replace(SCHEME, bits=wrong))
-    student.prepare(model, "parent", SCHEME)
+    assert str(student.prepare(model, "parent", SCHEME)) == "mixed-w3g32"
     assert {name: layer.scheme.bits for name, layer in fake.layers(model).items()} == bits
     assert fake.differing(fake.codes(model), codes) == 0
     latent = {name: layer.weight.detach().clone() for name, layer in fake.layers(shifted(model)).items()}

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from helpers.errors import UserError
 from helpers.kernels import LowBitLinear
 from helpers.models import lowbit
-from helpers.quant import Scheme, fake, linear_layers, quantize
+from helpers.quant import Mixed, Scheme, fake, linear_layers, quantize
 from helpers.quant.layers import is_low_bit
 
 INITS = ("full", "rtn", "gptq", "awq", "parent")
@@ -39,8 +39,10 @@ def prepare(
     grids: str = "fixed",
     masked: bool = False,
     latents: Mapping[str, torch.Tensor] | None = None,
-) -> None:
+) -> Scheme | Mixed | None:
     """Make `model` a student on the grid of `scheme`, in place; without a scheme it is trained in full precision.
+
+    Gives the scheme that it is on, which is a mixed one where the parent's is.
 
     `texts` are token ids to calibrate `gptq` and `awq` on. `grids`, `masked` and `latents` are those of `quant.fake`.
 
@@ -55,7 +57,8 @@ def prepare(
             raise StudentError(
                 f"init = {init} does not fit bits = 16: training in full precision starts from init = full."
             )
-        return fake.restore(model)
+        fake.restore(model)
+        return None
     if init == "parent":
         return _go_on(model, packed, scheme, grids, masked, latents)
     if any(map(is_low_bit, model.modules())):
@@ -65,6 +68,7 @@ def prepare(
     if init != "full":
         quantize(model, init, scheme, texts)
     fake.insert(model, scheme, grids, masked)
+    return scheme
 
 
 def _go_on(
@@ -74,7 +78,7 @@ def _go_on(
     grids: str,
     masked: bool,
     latents: Mapping[str, torch.Tensor] | None,
-) -> None:
+) -> Scheme | Mixed:
     if not packed:
         raise StudentError("init = parent needs a parent with packed codes: otherwise choose full, rtn, gptq or awq.")
     if packed.keys() != linear_layers(model, scheme.targets).keys():
@@ -86,11 +90,11 @@ def _go_on(
         raise StudentError(
             f"the parent has {mean_bits:.3g} bits a weight, and the scheme is {scheme}: they must agree."
         )
-    # widths differ in mixed precision
-    schemes = {name: replace(scheme, bits=layer.bits) for name, layer in packed.items()}
+    schemes = Mixed({name: replace(scheme, bits=layer.bits) for name, layer in packed.items()}, budget=scheme)
     fake.insert(model, schemes, grids, masked, latents)
     for name, layer in fake.layers(model).items():
         if not fake.same_grids(packed[name], layer):
             raise StudentError(
                 f"layer {name} of the parent has {packed[name].extra_repr()}: this is not {layer.scheme}, and must be."
             )
+    return schemes if len(widths) > 1 else scheme
