@@ -219,6 +219,12 @@ def test_a_run_knows_its_teacher_and_records_it(home, taught):
     assert begun(parent=tiny).teacher is None
 
 
+def test_a_run_keeps_the_name_that_its_study_gives_it(taught):
+    given = params.validate(params.template(project.template("taught")), {"parent": taught[0], "teacher": taught[1]})
+    context, _ = runs.describe("taught", given, "micro", "pupil-seed0")
+    assert (context.study, context.name) == ("micro", "pupil-seed0")
+
+
 def test_an_unknown_teacher_is_called_so(taught):
     with pytest.raises(RunError, match="The teacher nobody is unknown: give a run id"):
         begun(parent=taught[0], teacher="nobody")

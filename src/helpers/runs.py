@@ -216,12 +216,12 @@ def describe(
     template = project.template(stage)
     if parameters.get("parent") == "":
         raise RunError(f"parent is empty for {stage}: give a run id, study/name, a shipped name, a folder or a hub id.")
-    single = {name: load_parent(parameters[name], name) for name in ids.SINGLE if parameters.get(name)}
+    single = {key: load_parent(parameters[key], key) for key in ids.SINGLE if parameters.get(key)}
     parents = [load_parent(ref) for given in parameters.get("parents", []) for ref in expand(given)]
     parameters = dict(parameters)
     labels = dict(parameters)
-    for name, ref in single.items():
-        parameters[name], labels[name] = ref.ref, ref.label
+    for key, ref in single.items():
+        parameters[key], labels[key] = ref.ref, ref.label
     if parents:
         parameters["parents"], labels["parents"] = [ref.ref for ref in parents], [ref.label for ref in parents]
     refs = [*single.values(), *parents]
