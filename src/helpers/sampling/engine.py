@@ -44,9 +44,14 @@ def backend_of(model: nn.Module, asked: str = "auto") -> str:
         raise UserError(f"the sampler {named!r} is unknown: choose one of auto, {', '.join(BACKENDS)}.")
     kind = base.config._attn_implementation
     sliding = "sliding_attention" in (getattr(base.config, "layer_types", None) or ())
-    fixed = kind in ("sdpa", "eager") and not sliding
+    on_host = getattr(
+        base, "is_loaded_in_8bit", False
+    )  # LLM.int8 asks the host for its outliers, which no graph can hold
+    fixed = kind in ("sdpa", "eager") and not sliding and not on_host
     if asked == "graph" and not fixed:
-        raise UserError(f"backend = 'graph' needs full attention by sdpa or eager: this model has {kind}, use 'hf'.")
+        raise UserError(
+            f"backend = 'graph' needs full attention by sdpa or eager, and no LLM.int8: this model has {kind}, use 'hf'."
+        )
     return ("graph" if base.device.type == "cuda" else "hf") if named == "auto" else named if fixed else "hf"
 
 
