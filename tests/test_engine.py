@@ -226,7 +226,7 @@ def test_a_seed_repeats_its_replies(pair):
 def test_the_back_end_is_chosen(pair, monkeypatch):
     model = pair[0]
     monkeypatch.delenv("LOWBIT_SAMPLER", raising=False)
-    assert backend_of(model) == ("graph" if model.device.type == "cuda" else "hf")
+    assert backend_of(model) == "hf"
     monkeypatch.setenv("LOWBIT_SAMPLER", "graph")
     assert (backend_of(model), backend_of(model, "hf")) == ("graph", "hf")
     sliding = copy.deepcopy(model)
@@ -235,7 +235,7 @@ def test_the_back_end_is_chosen(pair, monkeypatch):
     with pytest.raises(UserError, match="backend = 'graph' needs full attention by sdpa or eager"):
         backend_of(sliding, "graph")
     monkeypatch.setenv("LOWBIT_SAMPLER", "grph")
-    with pytest.raises(UserError, match=r"the sampler 'grph' is unknown: choose one of auto, graph, hf\."):
+    with pytest.raises(UserError, match=r"the sampler 'grph' is unknown: choose one of graph, hf\."):
         backend_of(model)
 
 

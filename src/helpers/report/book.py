@@ -149,6 +149,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     """Write what the chapters include; give what they substitute."""
     published = [run for run in known if not run.page.startswith("runs/shipped/")]
     df = table.rows([run.result for run in published])
+    results = [run.result for run in published]
     by_id = {run.result.run_id: run for run in known}
     local_df = table.rows([run.result for run in own])
     own_by_id = {run.result.run_id: run for run in own}
@@ -165,12 +166,12 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "local": _local_text(folder, own, local_df, by_id),
         **{f"methods-{size}": quantizers.methods(df, size, by_id) for size in numbers.SIZES},
         "damage": damage.by_kind(df, by_id),
-        "survival": damage.survival([run.result for run in published]),
+        "survival": damage.survival(results),
         "arms": verdicts.arms_page(df),
         "arms-rewards": during.rewards(df),
-        "sticky": during.sticky([run.result for run in published]),
-        "verdicts": verdicts.verdict_page(verdicts.verdicts(df), in_csv),
-        "findings": verdicts.verdict_page(findings.findings([run.result for run in published]), in_csv),
+        "sticky": during.sticky(results),
+        "verdicts": verdicts.verdict_page(findings.paper_1(df, results), in_csv),
+        "findings": verdicts.verdict_page(findings.findings(results), in_csv),
         "recovery-bits": recovery.by_bits(df),
         "recovery-rl": recovery.rl_effects(df),
         "recovery-simulated": recovery.simulated(df),

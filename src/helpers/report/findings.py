@@ -1,6 +1,7 @@
-"""The findings of paper 2, arXiv 2601.14888, each with its verdict; rows and judgement are those of paper 1 (`verdicts`).
+"""Claims that compare runs by name: the findings of paper 2, arXiv 2601.14888, and some of paper 1's.
 
-A pair is two arms of the study `recover` with one training seed, on the same problems. Arms are named as there. Quantities:
+Rows and judgement are those of `verdicts`. A pair is two arms with one training seed, on the same problems. Arms are named as
+in the study `recover`, others with their study (`beyond/limit24`). Quantities:
 
     accuracy    share of test problems solved
     lost        accuracy that rounding took, on the task behind the @: the full-precision model's less the arm's
@@ -9,6 +10,7 @@ A pair is two arms of the study `recover` with one training seed, on the same pr
     entropy     of the policy at the end of RL, nats a token, for the second arm at its beginning
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,10 +19,11 @@ import pandas as pd
 from helpers.records import Result
 from helpers.report import recovery
 from helpers.report.numbers import TASK
-from helpers.report.verdicts import COLUMNS, judged
+from helpers.report.verdicts import COLUMNS, judged, verdicts
 
 EARLY = 20  # steps
 MAIN_EVAL = "eval"
+SIZES = ("xs", "s", "m", "l")
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,12 @@ def rates(start: str) -> tuple[str, ...]:
 WORKFLOW = ("rl-kd2-s", "rl-kd3-s", "rl-kd2-xs")
 DISTILLED = ("kd2-s", "kd3-s", "kd2-xs")
 FINDINGS = (
-    Finding(
-        "Below 4 bits reasoning loses more than recall (GPTQ, 2 and 3 bits)", "reasoning far more",
-        ("gptq2-s@arithmetic", "gptq3-s@arithmetic"), ("gptq2-s@recall", "gptq3-s@recall"), quantity="lost",
-    ),
-    Finding(
-        "Below 4 bits reasoning loses more than recall (RTN, 2 and 3 bits)", "reasoning far more",
-        ("rtn2-s@arithmetic", "rtn3-s@arithmetic"), ("rtn2-s@recall", "rtn3-s@recall"), quantity="lost",
+    *(
+        Finding(
+            f"At {bits} bits reasoning loses more than recall ({method.upper()})", "below 4 bits reasoning loses far more",
+            (f"{method}{bits}-s@arithmetic",), (f"{method}{bits}-s@recall",), quantity="lost",
+        )
+        for method in ("gptq", "rtn") for bits in (3, 2)
     ),
     Finding(
         "KD beats SFT on the teacher's replies, RL-trained teacher", "56.45 against 55.27 (R1-Qwen-1.5B, 3 bits)",
@@ -106,23 +108,59 @@ FINDINGS = (
 )  # fmt: skip
 
 
-def findings(results: Sequence[Result], found: Sequence[Finding] = FINDINGS) -> pd.DataFrame:
+BEYOND = (  # of paper 1, arXiv 2511.15694
+    Finding(
+        "QLoRA needs a higher learning rate (ten times that of full training, against the same)", "1e-4 against 1e-6",
+        ("arms/qlora-s",), ("beyond/qlora-lr0.0003",),
+    ),
+    Finding(
+        "A longer limit on replies raises the score (96 tokens against 24)", "4B: 0.487 to 0.555",
+        ("arms/grpo-s",), ("beyond/limit24",),
+    ),
+    Finding(
+        "A larger model at 4 bits beats a smaller one in full precision", "8B at 4 bits 0.57 to 0.58, 4B 0.555",
+        tuple(f"arms/awq4-grpo-{size}" for size in SIZES[1:]), tuple(f"arms/grpo-{size}" for size in SIZES[:-1]),
+    ),
+    *(
+        Finding(
+            f"Quantization shock: 20 steps at {bits} bits in the middle of RL lower the final accuracy", "a hypothesis",
+            (f"beyond/shock{bits}",), ("arms/grpo-s",), "lower",
+        )
+        for bits in (8, 3, 2)
+    ),
+    Finding(
+        "8-bit QAFT is worse than RL in full precision", "1.7B to 8B: 0.33 to 0.50 against 0.42 to 0.59",
+        tuple(f"arms/qaft-{size}" for size in SIZES), tuple(f"arms/grpo-{size}" for size in SIZES), "lower",
+    ),
+)  # fmt: skip
+
+
+def findings(results: Sequence[Result], found: Sequence[Finding] = FINDINGS, paper: str = "2") -> pd.DataFrame:
     """One row a finding, with the columns of verdicts.csv."""
-    own = [result for result in results if result.study == recovery.STUDY]
-    return pd.DataFrame([_row(own, finding) for finding in found], columns=COLUMNS)
+    return pd.DataFrame([_row(results, finding, paper) for finding in found], columns=COLUMNS)
 
 
-def _row(results: list[Result], finding: Finding) -> dict:
+def paper_1(df: pd.DataFrame, results: Sequence[Result]) -> pd.DataFrame:
+    """Every claim of the first paper with its verdict: those on arms first."""
+    return pd.concat([verdicts(df), findings(results, BEYOND, "1")], ignore_index=True)
+
+
+def all_verdicts(df: pd.DataFrame, results: Sequence[Result]) -> pd.DataFrame:
+    """verdicts.csv: the claims of both papers."""
+    return pd.concat([paper_1(df, results), findings(results)], ignore_index=True)
+
+
+def _row(results: Sequence[Result], finding: Finding, paper: str) -> dict:
     pairs = []
     for first, second in zip(finding.first, finding.second, strict=True):
         a, b = (_values(results, arm, finding.quantity, side) for side, arm in enumerate((first, second)))
         pairs.append(a.merge(b, on="seed", suffixes=("_a", "_b")))
     frame = pd.concat(pairs) if pairs else pd.DataFrame()
     of = finding.quantity if finding.quantity != "early" else f"accuracy at step {EARLY}"
-    return judged(("2", finding.claim, finding.reported), frame, finding.expected, of, finding.why)
+    return judged((paper, finding.claim, finding.reported), frame, finding.expected, of, finding.why)
 
 
-def _values(results: list[Result], arm: str, quantity: str, side: int) -> pd.DataFrame:
+def _values(results: Sequence[Result], arm: str, quantity: str, side: int) -> pd.DataFrame:
     """seed, value, run_id and n of an arm."""
     arm, _, rest = arm.partition("@")
     if rest == "best":
@@ -141,11 +179,13 @@ def _values(results: list[Result], arm: str, quantity: str, side: int) -> pd.Dat
     return _metric(results, f"{MAIN_EVAL}-{arm}", "accuracy", TASK, take)
 
 
-def _metric(results: list[Result], name: str, metric: str, benchmark: str, take=lambda m: m.value) -> pd.DataFrame:
+def _metric(results: Sequence[Result], name: str, metric: str, benchmark: str, take=lambda m: m.value) -> pd.DataFrame:
+    """One row a seed of the runs called `name`, or `study/name`."""
+    prefix, study, arm = re.fullmatch(r"(eval-|recall-|)(?:(\w+)/)?(.+)", name).groups()
     rows = []
     for result in results:
         base, _, seed = result.name.rpartition("-seed")
-        if base != name:
+        if (result.study, base) != (study or recovery.STUDY, prefix + arm):
             continue
         for m in result.metrics:
             if m.metric == metric and m.benchmark == benchmark:

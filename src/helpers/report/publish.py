@@ -91,7 +91,7 @@ def write_results(results: dict[str, Result], folder: Path) -> None:
     records.write_text(folder / "results.csv", df.to_csv(index=False, lineterminator="\n"))
     (folder / "verdicts.csv").unlink(missing_ok=True)
     if verdicts.STUDY in set(df["study"]):
-        found = pd.concat([verdicts.verdicts(df), findings.findings(results.values())])
+        found = findings.all_verdicts(df, list(results.values()))
         records.write_text(folder / "verdicts.csv", found.to_csv(index=False, lineterminator="\n"))
     for old in {*folder.glob("*.svg"), *folder.glob("pareto*")}:
         old.unlink()
@@ -135,9 +135,10 @@ def _folder(run_id: str) -> Path | None:
     return runs.done(run_id) or next((path.parent for path in records_of), None)
 
 
-def _one(ref: str) -> tuple[Path | None, str, str]:
-    """A single run; one that is named by its study keeps that name, in whatever study it was made."""
-    path, planned = runs.find(ref), runs.planned_id(ref)
+def _one(ref: str) -> tuple[Path | None, str, str, bool]:
+    """A single run; one that is named by its study keeps that name, and has a page if the study gives it one."""
+    planned = next((entry for name, *entry in _plan(ref.partition("/")[0]) if name == ref), None)
+    path = planned[0] if planned else runs.find(ref)
     if path is None and not planned:
         raise PublishError(
             f"{ref} is not a run: name a run id, a run such as micro/grpo-s, or a study that has been run."
@@ -147,9 +148,9 @@ def _one(ref: str) -> tuple[Path | None, str, str]:
     if path and project.root() / "book" in path.parents:
         raise PublishError(f"{ref} is published already, and there is no local run of it to publish again.")
     if planned:
-        return path, *ref.split("/")
+        return tuple(planned)
     result = records.read(path)
-    return path, result.study, result.name or result.run_id
+    return path, result.study, result.name or result.run_id, True
 
 
 def _candidate(ref: str, path: Path | None, study: str, name: str, page: bool = True) -> Candidate:

@@ -73,13 +73,7 @@ CLAIMS = (  # of paper 1, arXiv 2511.15694
         "QLoRA is about as good as 4-bit PTQ (BnB) after RL", "0.240, 0.382, 0.554, 0.556 against 0.223, 0.369, 0.527, 0.581",
         Arm("base > qlora", 4), Arm(f"{AFTER}bnb", 4), "equal",
     ),
-    Claim(
-        "A larger model at 4 bits beats a smaller one in full precision", "8B at 4 bits 0.57 to 0.58, 4B 0.555",
-        Arm(f"{AFTER}awq", 4, "s"), Arm(*FULL, "xs"), "higher",
-    ),
     Claim("Dr.GRPO is about as good as GRPO", "not in the summaries", Arm("base > dr_grpo", 16), Arm(*FULL), "equal"),
-    Claim("QLoRA needs a higher learning rate", "1e-4 against 1e-6", why="adapters were trained at one rate only"),
-    Claim("A longer limit on replies raises the reward", "4B: 0.487 to 0.555", why="runs with short limits are not done yet"),
     Claim("Which bits an 8-billion-parameter model can lose", "8B rows", why="needs a model of that size"),
 )  # fmt: skip
 

@@ -34,25 +34,25 @@ Drawn = tuple[list[int], list[float]]  # a reply's tokens, end mark included, an
 
 
 def backend_of(model: nn.Module, asked: str = "auto") -> str:
-    """The back end to sample with: as `asked`, else as the environment says, else `graph` on a GPU and `hf` on the CPU.
+    """The back end to sample with: as `asked`, else as the environment says, else `hf`.
 
-    Errors: `UserError` for an unknown name, and for `graph` asked for a model whose attention cannot have a fixed shape.
+    A model whose attention cannot have a fixed shape, or that asks the host at each layer (LLM.int8), samples by `hf` where the
+    environment names `graph`.
+
+    Errors: `UserError` for an unknown name, and where `graph` is asked for such a model.
     """
     base = adapters.base_of(model)
-    named = os.environ.get(SWITCH, "auto") if asked == "auto" else asked
-    if named not in (*BACKENDS, "auto"):
-        raise UserError(f"the sampler {named!r} is unknown: choose one of auto, {', '.join(BACKENDS)}.")
+    named = os.environ.get(SWITCH, "hf") if asked == "auto" else asked
+    if named not in BACKENDS:
+        raise UserError(f"the sampler {named!r} is unknown: choose one of {', '.join(BACKENDS)}.")
     kind = base.config._attn_implementation
     sliding = "sliding_attention" in (getattr(base.config, "layer_types", None) or ())
-    on_host = getattr(
-        base, "is_loaded_in_8bit", False
-    )  # LLM.int8 asks the host for its outliers, which no graph can hold
-    fixed = kind in ("sdpa", "eager") and not sliding and not on_host
+    fixed = kind in ("sdpa", "eager") and not sliding and not getattr(base, "is_loaded_in_8bit", False)
     if asked == "graph" and not fixed:
         raise UserError(
             f"backend = 'graph' needs full attention by sdpa or eager, and no LLM.int8: this model has {kind}, use 'hf'."
         )
-    return ("graph" if base.device.type == "cuda" else "hf") if named == "auto" else named if fixed else "hf"
+    return named if fixed else "hf"
 
 
 class FixedCache(Cache):
@@ -210,7 +210,7 @@ class Engine:
                     graph.capture_end()
                 self.graph = Engine.last = graph
             except Exception as error:
-                self.capturable = False
+                self.capturable, Engine.last = False, None  # the pool may still count as recording
                 generator.graphsafe_set_state(spare)
                 reason = (str(error).splitlines() or [""])[0]
                 warnings.warn(f"no CUDA graph of a decoding step: {type(error).__name__}: {reason}", stacklevel=2)
