@@ -13,6 +13,7 @@ in the study `recover`, others with their study (`beyond/limit24`). Quantities:
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 
@@ -89,7 +90,7 @@ FINDINGS = (
     Finding("RL after KD cuts entropy", "lower", WORKFLOW, WORKFLOW, "lower", "entropy"),
     Finding(
         "Calibration on the training domain converges faster than on another", "mismatch needs 5k+ steps",
-        ("texts-traces-arithmetic-s", "texts-recall-recall-s"), ("texts-recall-arithmetic-s", "texts-traces-recall-s"),
+        ("texts-traces-arithmetic-s", "texts-traces-corpus-s"), ("texts-recall-arithmetic-s", "texts-recall-corpus-s"),
         quantity="early",
     ),
     Finding(
@@ -117,9 +118,12 @@ BEYOND = (  # of paper 1, arXiv 2511.15694
         "A longer limit on replies raises the score (96 tokens against 24)", "4B: 0.487 to 0.555",
         ("arms/grpo-s",), ("beyond/limit24",),
     ),
-    Finding(
-        "A larger model at 4 bits beats a smaller one in full precision", "8B at 4 bits 0.57 to 0.58, 4B 0.555",
-        tuple(f"arms/awq4-grpo-{size}" for size in SIZES[1:]), tuple(f"arms/grpo-{size}" for size in SIZES[:-1]),
+    *(
+        Finding(
+            f"A larger model at 4 bits beats a smaller one in full precision ({large} at 4 bits, {small})",
+            "8B at 4 bits 0.57 to 0.58, 4B 0.555", (f"arms/awq4-grpo-{large}",), (f"arms/grpo-{small}",),
+        )
+        for small, large in pairwise(SIZES)
     ),
     *(
         Finding(

@@ -62,14 +62,28 @@ MORE: Cells = {
     "3 bits everywhere, KD": {"3 bits": "kd3-s"},
     "3 bits on average, KD": {"3 bits": "kd-mixed3-s"},
 }
-TABLES = {"objectives": OBJECTIVES, "workflow": REINFORCED, "starts": STARTS, "texts": TEXTS, "more": MORE}
+RATES_AT_BITS = ("0.00003", "0.0001", "0.0003", "0.001")  # as the study's file writes them
+SMALL: Cells = {
+    f"{bits} bits": {"GPTQ alone": f"rates/gptq{bits}"}
+    | {f"KD, lr {float(lr):g}": f"rates/kd{bits}-lr{float(lr)}" for lr in RATES_AT_BITS}
+    for bits in (4, 3)
+}
+TABLES = {
+    "rates": SMALL,
+    "objectives": OBJECTIVES,
+    "workflow": REINFORCED,
+    "starts": STARTS,
+    "texts": TEXTS,
+    "more": MORE,
+}
 
 
 def accuracies(
     df: pd.DataFrame, arm: str, prefix: str = "eval", task: str = TASK, metric: str = "accuracy"
 ) -> pd.Series:
-    """A metric of an arm by training seed; empty where it has not been run."""
-    rows = df[(df["study"] == STUDY) & (df["metric"] == metric) & (df["benchmark"] == task)]
+    """A metric of an arm, or of an arm of another study (`rates/kd3`), by training seed; empty where it has not been run."""
+    study, arm = arm.split("/") if "/" in arm else (STUDY, arm)
+    rows = df[(df["study"] == study) & (df["metric"] == metric) & (df["benchmark"] == task)]
     start = f"{prefix}-{arm}" if prefix else arm
     return rows[rows["name"].str.fullmatch(re.escape(start) + r"-seed\d+")].set_index("seed")["value"]
 
