@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from helpers.records import Result
@@ -10,6 +11,30 @@ from helpers.report.verdicts import STUDY, mean_over_seeds
 
 STICKY = "sticky"
 SIZES = ("xs", "s", "m", "l")
+
+
+def advantages(rewards: Sequence[float] = (1.1, 0.1, 0.1, 0.0)) -> str:
+    """The advantages of one group by hand: a right reply, two wrong ones in a box, one without a box."""
+    r = np.array(rewards)
+    centred = r - r.mean()
+    scaled = centred / (r.std(ddof=1) + 1e-4)
+    names = ["right, boxed", "wrong, boxed", "wrong, boxed", "no box"]
+    lines = [[n, f"{x:.1f}", f"{a:+.3f}", f"{b:+.3f}"] for n, x, a, b in zip(names, r, scaled, centred, strict=True)]
+    return table(["reply", "reward", "advantage, GRPO", "advantage, Dr.GRPO"], lines)
+
+
+def ends(df: pd.DataFrame) -> str:
+    """One row a size: where the curves of RL in full precision ended, mean over seeds."""
+    found = {"groups without advantage": "no_advantage", "cut off": "clipped", "reply tokens": "reply_tokens",
+             "entropy, nats": "entropy", "KL to the start, nats": "kl", "reward": "reward"}  # fmt: skip
+    rows = df[(df["study"] == STUDY) & (df["recipe"] == "base > grpo") & (df["benchmark"] == "training")]
+    lines = []
+    for size in SIZES:
+        own = rows[rows["model"] == size]
+        values = [own[own["metric"] == f"train_{name}"]["value"] for name in found.values()]
+        if all(map(len, values)):
+            lines.append([size, *map(mean_over_seeds, values)])
+    return table(["model", *found], lines) if lines else "Not run yet: `lowbit study arms`.\n"
 
 
 def rewards(df: pd.DataFrame) -> str:

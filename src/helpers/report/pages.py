@@ -3,6 +3,7 @@
 Everything here is text in, text out; `book.py` decides what goes where.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,18 @@ def chart(folder: Path, name: str) -> str:
     files = {"the curves (CSV)": "csv", "the figure (SVG)": "svg"}
     links = " · ".join(f"{{download}}`{text} </results/{name}.{ending}>`" for text, ending in files.items())
     return pareto(f"results/{name}", *CHARTS[name]) + f"\nDownload: {links}\n"
+
+
+def measurements(path: Path, work: str) -> str:
+    """The rows of speed.json whose work begins with `work`: ours beside the others, and the limit."""
+    rows = [row for row in json.loads(path.read_text()) if row["work"].startswith(work)] if path.is_file() else []
+    lines = []
+    for row in rows:
+        peers = ", ".join(f"{name}: {value:.3g}" for name, value in row["peers"].items())
+        limit = "" if row["limit"] is None else f"{row['limit']:g}"
+        lines.append([row["work"], row["shape"], row["unit"], f"{row['ours']:.3g}", peers, limit, row["device"]])
+    header = ["work", "shape", "unit", "ours", "others", "limit", "device"]
+    return table(header, lines) if lines else "Not measured yet: `lowbit bench kd --out book/results/speed.json`.\n"
 
 
 def pareto_caption(df: pd.DataFrame, study: str | None) -> str:

@@ -68,14 +68,13 @@ SMALL: Cells = {
     | {f"KD, lr {float(lr):g}": f"rates/kd{bits}-lr{float(lr)}" for lr in RATES_AT_BITS}
     for bits in (4, 3)
 }
-TABLES = {
-    "rates": SMALL,
-    "objectives": OBJECTIVES,
-    "workflow": REINFORCED,
-    "starts": STARTS,
-    "texts": TEXTS,
-    "more": MORE,
+RL_RATES: Cells = {
+    "2 bits": {"before RL": "rates/kd2"} | {f"RL, lr {lr}": f"rates/rl-lr{lr}" for lr in ("0.0003", "0.001", "0.003")}
 }
+TABLES = {
+    "rates": SMALL, "rlrates": RL_RATES, "objectives": OBJECTIVES, "workflow": REINFORCED, "starts": STARTS, "texts": TEXTS,
+    "more": MORE,
+}  # fmt: skip
 
 
 def accuracies(
@@ -85,7 +84,7 @@ def accuracies(
     study, arm = arm.split("/") if "/" in arm else (STUDY, arm)
     rows = df[(df["study"] == study) & (df["metric"] == metric) & (df["benchmark"] == task)]
     start = f"{prefix}-{arm}" if prefix else arm
-    return rows[rows["name"].str.fullmatch(re.escape(start) + r"-seed\d+")].set_index("seed")["value"]
+    return rows[rows["name"].str.fullmatch(re.escape(start) + r"(-seed\d+)?")].set_index("seed")["value"]
 
 
 def cells(df: pd.DataFrame, found: Cells, corner: str = "") -> str:
