@@ -116,3 +116,12 @@ def _label(text: str) -> str:
 
 def _bare_label(text: str) -> bool:
     return bool(re.fullmatch(r"\(?\s*[A-Ja-j]\s*\)?", _words(text)))
+
+
+def is_number(gold: str) -> bool:
+    """Whether a gold is a plain rational number, so that the last number of a reply may answer it."""
+    try:
+        shapes = _shapes(clean(gold))
+    except (Unreadable, RecursionError, ArithmeticError, ValueError):
+        return bool(re.fullmatch(r"\d+", gold))
+    return shapes[0].kind == "scalar" and _rule(shapes[0], shapes[0]) == "number"
