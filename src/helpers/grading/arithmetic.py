@@ -1,6 +1,6 @@
 """Arithmetic that cannot run away: exact on rationals, to 100 digits on everything else.
 
-A value is a `Fraction` or an mpmath number. Rationals stay exact as long as they have at most 2^21 bits; roots of perfect powers are
+A value is a `Fraction` or an mpmath number. Rationals stay exact as long as they have at most 2^23 bits; roots of perfect powers are
 exact too. Before anything large is computed its size is estimated, and `Unreadable` is raised instead. The same happens where 100 digits
 would not tell two numbers apart: a huge rational is never rounded, and a sum whose terms lie more than 40 orders apart is refused.
 Terms that cancel to within 60 digits are zero.
@@ -16,15 +16,16 @@ from helpers.grading.tokens import Unreadable
 Value = Fraction | mpf | mpc
 
 DIGITS = 100
-MAX_BITS = 2**21  # of an exact result
+MAX_BITS = 2**23  # of an exact result
+MAX_COMMON_BITS = 2**16  # of a denominator: reducing a fraction takes quadratic time
 ROUNDED_BITS = 280  # largest rational that 100 digits hold with room to spare
 FAR = mpf(10) ** 40
 SAME = mpf(10) ** -60
 mp.dps = DIGITS
 
 
-class NotReal(Exception):
-    """A root or logarithm left the real numbers: its branch is a convention, so this point decides nothing."""
+class Undefined(Exception):
+    """A formula has no value here, or one by convention only (a root or logarithm off the real numbers): the point decides nothing."""
 
 
 def bits(a: Fraction) -> int:
@@ -52,7 +53,7 @@ def checked(a: mpf | mpc) -> mpf | mpc:
 
 def add(a: Value, b: Value) -> Value:
     if isinstance(a, Fraction) and isinstance(b, Fraction):
-        _room(bits(a) + bits(b))
+        _room(bits(a) + bits(b), a.denominator.bit_length() + b.denominator.bit_length())
         return a + b
     if a == 0 or b == 0:
         return b if a == 0 else a
@@ -66,7 +67,7 @@ def add(a: Value, b: Value) -> Value:
 
 def multiply(a: Value, b: Value) -> Value:
     if isinstance(a, Fraction) and isinstance(b, Fraction):
-        _room(bits(a) + bits(b))
+        _room(bits(a) + bits(b), a.denominator.bit_length() + b.denominator.bit_length())
         return a * b
     if a == 0 or b == 0:
         return Fraction(0)
@@ -75,9 +76,9 @@ def multiply(a: Value, b: Value) -> Value:
 
 def divide(a: Value, b: Value) -> Value:
     if b == 0:
-        raise Unreadable("division by zero")
+        raise Undefined
     if isinstance(a, Fraction) and isinstance(b, Fraction):
-        _room(bits(a) + bits(b))
+        _room(bits(a) + bits(b), a.denominator.bit_length() + b.numerator.bit_length())
         return a / b
     return checked(inexact(a) / inexact(b)) if a != 0 else Fraction(0)
 
@@ -88,7 +89,7 @@ def power(a: Value, b: Value) -> Value:
         exponent = b.numerator
         if a == 0:
             if exponent <= 0:
-                raise Unreadable("0 to a power that is not positive")
+                raise Undefined
             return Fraction(0)
         if isinstance(a, Fraction):
             if abs(a) == 1:
@@ -105,7 +106,7 @@ def power(a: Value, b: Value) -> Value:
         raise Unreadable("a huge power")
     result = checked(a**b)
     if isinstance(result, mpc) and not isinstance(a, mpc) and not isinstance(b, mpc):
-        raise NotReal
+        raise Undefined
     return result
 
 
@@ -137,6 +138,6 @@ def close(a: Value, b: Value) -> bool:
     return bool(abs(a - b) <= SAME * max(abs(a), abs(b)))
 
 
-def _room(size: int) -> None:
-    if size > MAX_BITS:
-        raise Unreadable("a number with millions of digits")
+def _room(size: int, denominator: int = 0) -> None:
+    if size > MAX_BITS or denominator > MAX_COMMON_BITS:
+        raise Unreadable("a number with too many digits")

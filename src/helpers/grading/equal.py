@@ -42,13 +42,12 @@ def equal(gold: str, answer: str) -> tuple[str, str]:
     labels = _label(g), _label(a)
     if labels[0] and labels[1] and (_bare_label(g) or _bare_label(a)):
         return "equal" if labels[0] == labels[1] else "different", "label"
+    if has_operator(g) or has_operator(a):
+        return operator_equal(g, a)
     try:
         return _by_shape(g, a)
     except (Unreadable, RecursionError, ArithmeticError, ValueError):
-        pass
-    if has_operator(g) or has_operator(a):
-        return operator_equal(g, a)
-    return "unparsed", "unread"
+        return "unparsed", "unread"
 
 
 def _by_shape(gold: str, answer: str) -> tuple[str, str]:

@@ -2,10 +2,10 @@
 
 Tokens become a tree by recursive descent: sums of products of powers, with `2x` a product, `2\\frac{1}{2}` a mixed number, `\\sin 2t` a
 function of the factors that follow, and `f(x)` with one name or number inside an unknown function of it. Two trees are equal if they
-have the same value wherever they are evaluated: at eight points drawn from the names by SHA-256, with 100 digits. Distinct formulas of the
+have the same value wherever they are evaluated: at sixteen points drawn from the names by SHA-256, with 100 digits. Distinct formulas of the
 size that answers have agree at such a point with a probability that can be neglected (the Schwartz-Zippel lemma is the case of
 polynomials), and no simplification can loop. Points where a root or logarithm leaves the real numbers decide nothing, since its
-branch is a convention there; floor, factorials, gcd, and (-1)^n mean integers, so such formulas may agree on integers instead.
+branch is a convention there. Floor, ceiling, gcd and mod are compared at thirty integers, factorials and (-1)^n at those or the others.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from functools import lru_cache
 from mpmath import mp, mpc, mpf
 
 from helpers.grading import arithmetic
-from helpers.grading.arithmetic import NotReal, Value
+from helpers.grading.arithmetic import Undefined, Value
 from helpers.grading.tokens import Token, Unreadable
 
 Node = tuple
 MAX_DEPTH = 600
 MAX_FACTORIAL = 3_000
-REAL_POINTS, INTEGER_POINTS = range(8), range(8, 32)
+REAL_POINTS, INTEGER_POINTS = range(16), range(16, 46)
 OPEN = {"(": ")", "[": "]", "{": "}", "{{": "}}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 TRIG = {"sin", "cos", "tan", "cot", "sec", "csc"}
 INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sinh": "asinh", "cosh": "acosh", "tanh": "atanh"}
@@ -286,6 +286,8 @@ class _Reader:
             tree = ("call", name, [*self.arguments(), *([low] if low else [])])
         if raised == ("neg", ("num", Fraction(1))) and name in INVERSE:
             return ("call", INVERSE[name], tree[2])
+        if raised and raised[0] == "neg" and name in TRIG:
+            raise Unreadable("an inverse or a reciprocal")
         return ("^", tree, raised) if raised else tree
 
     def arguments(self) -> list[Node]:
@@ -338,17 +340,17 @@ def _choose(tree: Node, signs: dict[str, str]) -> Node:
 
 @lru_cache(maxsize=10_000)
 def point(name: str, index: int) -> Value:
-    """The value of a name at a point: above 1, between 0 and 1, four of either sign, then come positive integers."""
+    """The value of a name at a point: positive at 0 to 3, negative at 4 and 5, of either sign up to 15, and a positive integer from 16 on."""
     digest = hashlib.sha256(f"{name}/{index}".encode()).digest()
     if index in INTEGER_POINTS:
-        return Fraction(1 + digest[0] % (6 if index % 2 else 40))
+        return Fraction(1 + int.from_bytes(digest[2:4]) % (6, 40, 500)[index % 3])
     value = mpf(int.from_bytes(digest)) / 2**256
     value = value if index % 2 else 1 + 2 * value
-    return -value if index >= 4 and digest[1] % 2 else value
+    return -value if index in (4, 5) or (index > 5 and digest[1] % 2) else value
 
 
 def evaluate(tree: Node, index: int = 0, log: str = "ln", trig: bool = False) -> Value:
-    """The value of a tree at a point; `log` says what `\\log` means. Errors: `Unreadable`, `NotReal`."""
+    """The value of a tree at a point; `log` says what `\\log` means. Errors: `Unreadable`, `Undefined`."""
     kind = tree[0]
     if kind == "num":
         return tree[1]
@@ -412,16 +414,16 @@ def _call(name: str, values: list[Value], log: str) -> Value:
     if len(values) > 1 or name not in {*TRIG, *"asin acos atan acot sinh cosh tanh coth asinh acosh atanh exp".split()}:
         raise Unreadable(name)
     if name in ("cot", "csc", "coth", "acot") and x == 0:
-        raise Unreadable("a pole")
+        raise Undefined
     result = getattr(mp, name)(x)
     if isinstance(result, mpc) and not isinstance(x, mpc):
-        raise NotReal
+        raise Undefined
     return Fraction(0) if name in TRIG and abs(result) < arithmetic.SAME else arithmetic.checked(result)
 
 
 def _logarithm(a: Value) -> Value:
     if a == 0:
-        raise Unreadable("the logarithm of zero")
+        raise Undefined
     if isinstance(a, Fraction) and a > 0:
         if a == 1:
             return Fraction(0)
@@ -429,7 +431,7 @@ def _logarithm(a: Value) -> Value:
             raise Unreadable("too large")
         return mp.log(a.numerator) - mp.log(a.denominator)
     if not isinstance(a, mpc) and a < 0:
-        raise NotReal
+        raise Undefined
     return mp.log(a)
 
 
@@ -440,7 +442,7 @@ def _root(a: Value, index: Value) -> Value:
             return -arithmetic.power(-a, 1 / index)
         if isinstance(a, Fraction) and index == 2:
             return arithmetic.multiply(arithmetic.power(-a, Fraction(1, 2)), mpc(0, 1))
-        raise NotReal
+        raise Undefined
     return arithmetic.power(a, arithmetic.divide(Fraction(1), index))
 
 
@@ -449,26 +451,26 @@ def _factorial(name: str, values: list[Value]) -> Value:
     if all(isinstance(v, Fraction) and v.denominator == 1 for v in values):
         numbers = [int(v) for v in values]
         if min(numbers) < 0 or max(numbers) > MAX_FACTORIAL:
-            raise Unreadable("the factorial of a negative or a large number")
+            raise Undefined
         return Fraction((math.factorial if name == "factorial" else math.comb)(*numbers))
     x = [arithmetic.inexact(v) for v in values]
     if any(abs(v) > 1000 for v in x):
-        raise Unreadable("the factorial of a large number")
+        raise Undefined
     return arithmetic.checked(mp.gamma(x[0] + 1) if name == "factorial" else mp.binomial(*x))
 
 
 def _integers(name: str, values: list[Value]) -> Value:
     if not all(isinstance(v, Fraction) and v.denominator == 1 for v in values):
-        raise NotReal
+        raise Undefined
     numbers = [int(v) for v in values]
     if name == "mod":
         if numbers[1] == 0:
-            raise Unreadable("modulo zero")
+            raise Undefined
         return Fraction(numbers[0] % numbers[1])
     return Fraction((math.gcd if name == "gcd" else math.lcm)(*numbers))
 
 
-INTEGRAL = {"floor", "ceil", "factorial", "binom", "gcd", "lcm", "mod"}
+STEPS = {"floor", "ceil", "gcd", "lcm", "mod"}  # constant on stretches, or of integers only: looked at on integers
 
 
 def constant(tree: Node) -> Value:
@@ -477,7 +479,7 @@ def constant(tree: Node) -> Value:
         raise Unreadable("not a constant")
     try:
         return evaluate(tree)
-    except NotReal:
+    except Undefined:
         raise Unreadable("not real") from None
 
 
@@ -492,7 +494,23 @@ def same(a: Node, b: Node) -> bool:
     if a == b:
         return True
     readings = ("ln", "lg") if contains(a, {"log"}) or contains(b, {"log"}) else ("ln",)
-    return any(_agree(a, b, arithmetic.close, log) for log in readings)
+    try:
+        return any(_agree(a, b, arithmetic.close, log) for log in readings)
+    except Unreadable:
+        if _congruent(a, b):
+            return True
+        raise
+
+
+def _congruent(a: Node, b: Node) -> bool:
+    """Whether two trees are the same operation on the same operands: 9^(9^9) and 9^387420489, which nobody can compute."""
+    if a[0] != b[0] or len(a) != len(b) or a[0] in ("num", "name", "inf", "apply"):
+        return a == b
+    pairs = zip(a[2], b[2], strict=False) if a[0] == "call" else zip(a[1:], b[1:], strict=True)
+    try:
+        return (a[0] != "call" or (a[1] == b[1] and len(a[2]) == len(b[2]))) and all(same(x, y) for x, y in pairs)
+    except Unreadable:
+        return False
 
 
 def proportional(a: Node, b: Node, positive: bool = False) -> bool:
@@ -509,15 +527,22 @@ def proportional(a: Node, b: Node, positive: bool = False) -> bool:
 
 
 def _agree(a: Node, b: Node, test: Callable[[Value, Value], bool], log: str = "ln") -> bool:
-    free = names(a) | names(b) or contains(a, {"apply"}) or contains(b, {"apply"})
-    verdicts = _tests(a, b, test, REAL_POINTS if free else range(1), log)
-    if free and not all(verdicts) or not verdicts:
-        integral = contains(a, INTEGRAL) or contains(b, INTEGRAL) or _alternates(a) or _alternates(b)
-        if free and integral:
-            verdicts = _tests(a, b, test, INTEGER_POINTS, log)
-    if len(verdicts) < (2 if free else 1):
+    free = bool(names(a) | names(b)) or contains(a, {"apply"}) or contains(b, {"apply"})
+    if not free:
+        points = [range(1)]
+    elif contains(a, STEPS) or contains(b, STEPS):
+        points = [INTEGER_POINTS]
+    elif contains(a, {"max", "min"}) or contains(b, {"max", "min"}):
+        points = [(*REAL_POINTS, *INTEGER_POINTS)]
+    elif contains(a, {"factorial", "binom"}) or contains(b, {"factorial", "binom"}) or _alternates(a) or _alternates(b):
+        points = [REAL_POINTS, INTEGER_POINTS]
+    else:
+        points = [REAL_POINTS]
+    decided = [_tests(a, b, test, some, log) for some in points]
+    enough = 3 if free else 1
+    if all(len(verdicts) < enough and all(verdicts) for verdicts in decided):
         raise Unreadable("no point decides")
-    return all(verdicts)
+    return any(len(verdicts) >= enough and all(verdicts) for verdicts in decided)
 
 
 def _alternates(tree: Node) -> bool:
@@ -528,11 +553,14 @@ def _alternates(tree: Node) -> bool:
     return any(map(_alternates, parts))
 
 
-def _tests(a: Node, b: Node, test: Callable[[Value, Value], bool], points: range, log: str) -> list[bool]:
-    verdicts = []
+def _tests(a: Node, b: Node, test: Callable[[Value, Value], bool], points: Sequence[int], log: str) -> list[bool]:
+    """The verdicts of the points that decide something, up to the first difference."""
+    verdicts: list[bool] = []
     for index in points:
         try:
             verdicts.append(test(evaluate(a, index, log), evaluate(b, index, log)))
-        except NotReal:
+        except Undefined:
             continue
+        if not verdicts[-1]:
+            break
     return verdicts

@@ -24,7 +24,7 @@ JOINT = re.compile(
 )
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 SAYS = re.compile(
-    r"####|(?:final\s+)?\banswers?\b[\s*_]*(?::|is\b|are\b|=|equals\b|(?=\s*[$\\]))(?:\s*(?:is\b|equal to\b|equals\b|simply\b|therefore\b|then\b|:))*"
+    r"####|(?:final\s+)?\banswers?\b(?:\s+to\s[^.\n:]{1,80}?)?[\s*_]*(?::|is\b|are\b|=|equals\b|(?=\s*[$\\]))(?:\s*(?:is\b|equal to\b|equals\b|simply\b|therefore\b|then\b|:))*"
     r"[\s*_:]*",
     re.IGNORECASE,
 )
@@ -33,6 +33,7 @@ STOP = re.compile(
 )
 MATHS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 NUMBER = re.compile(
+    r"-?\\[dt]?frac\{\d+\}\{\d+\}|"
     r"(?:(?<![\w)\]}.])-\s?)?(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!|,\\!)\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:[eE][+-]?\d+(?![\d.]))?"
     r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%)?"
 )

@@ -52,6 +52,7 @@ REWRITES = [
         (r"\{\s*\\(?:rm|bf|it|sf|tt)(?![A-Za-z])\s*", r"\\text{"),
         (r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)", ""),
         (r"\{\s*([,:=+\-])\s*\}", r"\1"),
+        (r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
         (r"(?<![A-Za-z\\])(?:np|numpy|math)\.(?=[a-z])", ""),
         (r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\-])", "^"),
         (r"\*\*|`", " "),
@@ -86,9 +87,9 @@ def trim(text: str) -> str:
 def readings(text: str) -> list[str]:
     """A clean answer with its comma groups joined into numbers and, where that differs, as it is: `1,200` -> [`1200`, `1,200`].
 
-    Within brackets a comma separates; `(1,200)` is a pair.
+    Within brackets a comma separates; `(1,200)` is a pair. No list has a member that begins with 0, so `1,000` is one number.
     """
-    depth, parts, start = 0, [], 0
+    depth, parts, start, certain = 0, [], 0, False
     for match in re.finditer(r"\\[{}]|[()\[\]]|" + GROUPED.pattern, text):
         found = match[0]
         if found in ("(", "[", r"\{"):
@@ -96,10 +97,11 @@ def readings(text: str) -> list[str]:
         elif found in (")", "]", r"\}"):
             depth -= 1
         elif depth <= 0:
+            certain |= ",0" in found
             parts += [text[start : match.start()], found.replace(",", "")]
             start = match.end()
     joined = "".join(parts) + text[start:]
-    return [joined] if joined == text else [joined, text]
+    return [joined] if joined == text or certain else [joined, text]
 
 
 def _ascii(text: str) -> str:

@@ -22,11 +22,17 @@ def operator_equal(gold: str, answer: str) -> tuple[str, str]:
     bodies = [re.sub(r"_\s*\{[^{}]*\}|_\s*\w", "", text) for text in (gold, answer)]  # k = 1 below a sum is no equation
     if any(map(GUARDED.search, bodies)) or any(map(HUGE.search, (gold, answer))):
         return "unparsed", "operator"
-    bound = {name for text in (gold, answer) for name in re.findall(r"d\s*([A-Za-z])\b|_\s*\{?\s*([A-Za-z])\s*(?:=|\\to)", text) for name in name}
-    free = [set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", text))) - bound - {"d", "e"} for text in (gold, answer)]
-    if free[0] != free[1]:
+    if _free(gold) != _free(answer):
         return "unparsed", "operator"
-    return ("equal" if alone(gold, answer) else "different"), "operator"
+    return ("equal" if alone(gold, rf"\boxed{{{answer}}}") else "different"), "operator"
+
+
+def _free(text: str) -> set[str]:
+    """The one-letter names that an answer is a function of: without those that a sum, a limit or a definite integral binds."""
+    bound = set(re.findall(r"_\s*\{?\s*([A-Za-z])\s*(?:=|\\to)", text))
+    if re.search(r"\\int\s*_", text):
+        bound |= set(re.findall(r"d\s*([A-Za-z])(?![A-Za-z])", text))
+    return set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", text))) - bound - {"d", "e"}
 
 
 def alone(gold: str, reply: str) -> bool:

@@ -62,7 +62,7 @@ class Pool:
                 for out in self._heard(busy):
                     one, job = busy.pop(out)
                     verdicts[job] = one.receive()
-                    if verdicts[job] is None:  # more of the line is to come
+                    if verdicts[job] is None:  # more is to come
                         busy[out] = one, job
                     else:
                         free.append(one)
@@ -132,7 +132,7 @@ class _Worker:
                 line = line[self.process.stdin.write(line) :]
 
     def receive(self) -> Verdict | None:
-        """The verdict, None while its line is not complete, or why there is none."""
+        """The verdict, None while its lines are not complete, or why there is none."""
         if not select.select([self.out], [], [], 0)[0]:
             return self._lost("time")
         block = os.read(self.out, 2**16)
@@ -140,11 +140,13 @@ class _Worker:
             code = self.process.wait()
             return self._lost({-SIGXCPU: "time", MEMORY: "memory"}.get(code, "crash"))
         self.heard += block
-        return tuple(json.loads(self.heard)) if self.heard.endswith(b"\n") else None
+        lines = self.heard.split(b"\n")
+        return (*json.loads(lines[1]), *json.loads(lines[0])) if len(lines) > 2 else None
 
     def _lost(self, why: str) -> Verdict:
         self.end()
-        return "timeout", why, None, ""
+        first, ended, _ = self.heard.partition(b"\n")
+        return "timeout", why, *(json.loads(first) if ended else (None, ""))
 
     def end(self) -> None:
         if self.owner == os.getpid():

@@ -7,6 +7,7 @@ is remembered as a name; one that says something (`x + y = 5`) makes an equation
 
 import re
 from collections.abc import Sequence
+from functools import reduce
 
 from helpers.grading import arithmetic, expression
 from helpers.grading.expression import Node
@@ -29,6 +30,7 @@ MEASURES = {  # units that contradict one another when they differ
     "N": "n newton newtons", "W": "w watt watts", "V": "v volt volts", "K": "k kelvin", "arcsec": "arcsec", "arcmin": "arcmin",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, words in MEASURES.items() for word in words.split()}
+POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 ONE_LETTER_UNITS = set("mgshLlNJWVAKCFT")
 SPECIAL_TEXT = {
     "all real numbers": Region.line(), "all reals": Region.line(), "all real": Region.line(), "the set of all real numbers": Region.line(),
@@ -51,15 +53,18 @@ def read(tokens: Sequence[Token]) -> Shape:
         return _text(" ".join(words))
     if any(QUALIFIERS & set(re.findall(r"[a-z]+", word.casefold())) for word in words):
         raise Unreadable("words that change the meaning")
-    parts, separators = _split(tokens, (",", ";", "or", r"\\"))
+    parts, separators = _split(tokens, (",", ";", "and", "or", r"\\"))
     parts, separators = [_bare(part) for part in parts], set(separators)
     parts = [part for part in parts if part]
     if len(parts) == 1:
         items = _item(parts[0])
         return items[0] if len(items) == 1 else _list(items, ordered_names=True)
     items = [item for part in parts for item in _item(part)]
-    if separators == {"or"} and all(item.kind == "region" for item in items):
-        return Shape("region", (Region.union(item.parts[0] for item in items),), items[0].name)
+    if separators in ({"or"}, {"and"}) and all(item.kind == "region" for item in items):
+        regions = [item.parts[0] for item in items]
+        both = reduce(Region.join if separators == {"or"} else Region.meet, regions)
+        if both.intervals:
+            return Shape("region", (both,), items[0].name)
     return _list(items)
 
 
@@ -237,19 +242,25 @@ def _builder(head: list[Token], condition: list[Token]) -> Shape:
 
 
 def _matrix(tokens: list[Token]) -> Shape | None:
-    if not any(kind == "env" for kind, _ in tokens):
+    """A matrix, with a scalar before it or a transposition after it."""
+    begins = [i for i, (kind, _) in enumerate(tokens) if kind == "env"]
+    if not begins:
         return None
-    tokens = _bare(tokens)
-    if tokens[0][1] in ("(", "[") and tokens[-1][1] in (")", "]"):
-        tokens = tokens[1:-1]
-    start, end = tokens[0], tokens[-1]
-    if start[0] != "env" or end[0] != "env" or sum(kind == "env" for kind, _ in tokens) != 2:
+    first, last = begins[0], begins[-1]
+    before, after = tokens[:first], tokens[last + 1 :]
+    if before and before[-1][1] in ("(", "[") and after and after[0][1] in (")", "]"):
+        before, after = before[:-1], after[1:]
+    transposed = "".join(str(value) for _, value in after) in ("^T", "^{T}", r"^\top", r"^{\top}")
+    if len(begins) != 2 or str(tokens[first][1]).split()[1] not in MATRICES or (after and not transposed):
         raise Unreadable("a formula with a matrix")
-    kind = str(start[1]).split()[1]
-    if kind not in MATRICES:
-        raise Unreadable(kind)
-    rows = [row for row in _split(tokens[1:-1], (r"\\",))[0] if row]
-    return Shape("matrix", tuple(tuple(_value(cell)[0] for cell in _split(row, ("&",))[0]) for row in rows))
+    rows = [row for row in _split(tokens[first + 1 : last], (r"\\",))[0] if row]
+    cells = [[_value(cell)[0] for cell in _split(row, ("&",))[0]] for row in rows]
+    if transposed:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    if before:
+        factor = expression.parse(before[:-1] if before[-1] == ("op", "*") else before)
+        cells = [[Shape("scalar", (("*", factor, cell.parts[0]),)) for cell in row] for row in cells]
+    return Shape("matrix", tuple(map(tuple, cells)))
 
 
 def _ratio(tokens: list[Token]) -> Shape | None:
@@ -260,6 +271,8 @@ def _ratio(tokens: list[Token]) -> Shape | None:
 
 def _based(tokens: list[Token]) -> Shape | None:
     """52_8, (52)_{8}, AB_{16}, 52_{\\text{eight}}: digits and a base."""
+    sign = -1 if tokens[0] == ("op", "-") else 1
+    tokens = tokens[sign < 0 :]
     at = next((i for i, token in enumerate(tokens) if token == ("op", "_")), None)
     if at is None:
         return None
@@ -271,7 +284,7 @@ def _based(tokens: list[Token]) -> Shape | None:
         return None
     if not 2 <= int(base) <= 36 or any(int(c, 36) >= int(base) for c in text):
         return None
-    return Shape("based", (int(text, int(base)),))
+    return Shape("based", (sign * int(text, int(base)),))
 
 
 BRACKETS = {(a, b) for a in "([" for b in ")]"} | {("{{", "}}"), (r"\langle", r"\rangle"), ("]", "["), ("]", "]")}
@@ -306,6 +319,7 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
             core, primes = core + [("op", "'")] * primes, 0
         words = ["arcmin" if primes == 1 else "arcsec"] if primes else words
     exponent = "".join(str(value) for _, value in rest if value not in ("{", "}", "^"))
+    exponent = next((POWERS[word] for word in map(str.casefold, words) if word in POWERS), exponent)
     known = [UNIT_OF.get(word if len(word) == 1 else word.casefold(), "") for word in words]
     unit = " ".join(filter(None, known)) + (f"^{exponent}" if exponent and any(known) else "")
     degree = [("op", "^"), ("op", r"\circ")]
@@ -317,7 +331,7 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
 def _unworded(tokens: list[Token]) -> list[Token]:
     """Without the words before a formula: `the point (3, 4)`; one-letter words are names unless they are units."""
     while len(tokens) > 1 and tokens[0][0] == "text" and len(str(tokens[0][1])) > 1:
-        tokens = tokens[1:]
+        tokens = tokens[2 if tokens[1] == ("op", ":") else 1 :]
     named = []
     for i, (kind, value) in enumerate(tokens):
         alone = kind == "text" and len(str(value)) == 1 and not (i and str(value) in ONE_LETTER_UNITS)
@@ -392,6 +406,8 @@ def _applied(tokens: list[Token]) -> tuple[str, ...]:
         arguments = [expression.parse(part) for part in _split(tokens[at + 1 : -1], (",",))[0]]
     except Unreadable:
         return ()
+    if function[0] == "^" and function[1][0] == "name" and function[2] == ("neg", ("num", 1)):
+        function = ("name", f"{function[1][1]}^-1")
     if function[0] != "name" or any(argument[0] not in ("name", "num") for argument in arguments):
         return ()
     if len(arguments) == 1 and arguments[0] == ("name", function[1]):
@@ -415,9 +431,9 @@ def _bare(tokens: Sequence[Token]) -> list[Token]:
     """Without braces around the whole, and without what ends a sentence."""
     tokens = list(tokens)
     while True:
-        if tokens and tokens[-1][0] == "op" and tokens[-1][1] in (",", ";", ".", r"\\", ":"):
+        if tokens and tokens[-1][0] == "op" and tokens[-1][1] in (",", ";", ".", r"\\", ":", "and", "or"):
             tokens = tokens[:-1]
-        elif tokens and tokens[0][0] == "op" and tokens[0][1] in (",", ";", "=", ":", r"\\"):
+        elif tokens and tokens[0][0] == "op" and tokens[0][1] in (",", ";", "=", ":", r"\\", "and", "or"):
             tokens = tokens[1:]
         elif len(tokens) > 1 and tokens[0] == ("op", "{") and _partner(tokens, 0) == len(tokens) - 1:
             tokens = tokens[1:-1]

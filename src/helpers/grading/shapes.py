@@ -8,6 +8,7 @@ percent sign is a factor of 1/100, but a number above 1 may leave it out (`60` f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from helpers.grading import expression
 from helpers.grading.expression import Node
@@ -90,11 +91,20 @@ def _scalars(a: Shape, b: Shape) -> bool:
         places = {old: f"@{i}" for i, (old, _) in enumerate(variables)}
         others = {old: f"@{i}" for i, old in enumerate(b.name[1:])}
         x, y = _rename(x, places), _rename(y, others)
+    if bool(a.unit) != bool(b.unit):
+        x, y = (x, _without(y, a.unit)) if a.unit else (_without(x, b.unit), y)
     if (x[0] == "%") != (y[0] == "%"):
         bare, marked = (y, x) if x[0] == "%" else (x, y)
         if not expression.names(bare) and expression.same(bare, marked[1]):
             return expression.exceeds_one(bare)
     return expression.same(x, y)
+
+
+def _without(tree: Node, unit: str) -> Node:
+    """A tree without the one-letter unit at its end: `5 m` where the other side says `5 \\text{ m}`."""
+    letter, _, power = unit.partition("^")
+    end = ("^", ("name", letter), ("num", Fraction(power))) if power.isdigit() else ("name", letter)
+    return tree[1] if tree[0] == "*" and tree[2] == end else tree
 
 
 def _rename(tree: Node, names: dict[str, str]) -> Node:

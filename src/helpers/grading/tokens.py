@@ -35,13 +35,14 @@ UNITS = set(
     "AU amu mol kJ MJ kW MW kWh Pa kPa MPa atm cc deg rad rads yr yrs USD sq in".split()
 )
 SHORT_WORDS = set("and or to is of no if".split())  # `at`, `by` and the like are products of names more often
+BEFORE_BRACKETS = {"and", "or", "to", "is", "point", "points"}
 COMMANDS = {
     r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=", r"\ge": ">=", r"\geq": ">=",
     r"\geqslant": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\approx": "~", r"\simeq": "~", r"\colon": ":",
     r"\mid": "|", r"\vert": "|", r"\lvert": "|", r"\rvert": "|", r"\|": "|", r"\lbrace": "{{", r"\rbrace": "}}", r"\{": "{{", r"\}": "}}",
     r"\lbrack": "[", r"\rbrack": "]", r"\backslash": r"\setminus", r"\smallsetminus": r"\setminus", r"\varnothing": r"\emptyset",
     r"\ldots": "...", r"\dots": "...", r"\cdots": "...", r"\dotsc": "...", r"\%": "%", r"\prime": "'", r"\lparen": "(", r"\rparen": ")",
-    r"\land": ",", r"\wedge": ",", r"\lor": "or", r"\vee": "or", r"\&": "&", r"\_": "_",
+    r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or", r"\&": "&", r"\_": "_",
 }  # fmt: skip
 SIGNS = {"<=": "<=", ">=": ">=", "!=": "!=", "=<": "<=", "=>": "=>", "==": "=", "...": "..."}
 OPERATORS = {  # commands that act but are no name: the reader of expressions knows some, the rest make an answer unreadable
@@ -106,7 +107,7 @@ def connector(token: Token) -> Token:
     if token[0] == "text":
         word = re.sub(r"[\s,;]+", " ", str(token[1])).strip().casefold()
         if word in ("and", "or", "is", "equals", "to"):
-            return "op", {"and": ",", "or": "or", "is": "=", "equals": "=", "to": ":"}[word]
+            return "op", {"and": "and", "or": "or", "is": "=", "equals": "=", "to": ":"}[word]
     return token
 
 
@@ -127,6 +128,8 @@ def _next(text: str, at: int, found: list[Token]) -> int:
         end = at
         while end < len(text) and text[end].isalpha():
             end += 1
+        if text.startswith("(", end) and is_word(text[at:end]) and text[at:end].casefold() not in BEFORE_BRACKETS | FUNCTIONS:
+            raise Unreadable("a call")
         found += letters(text[at:end], found)
         return end
     for sign in (text[at : at + 3], text[at : at + 2]):
@@ -177,7 +180,9 @@ def _text(text: str, at: int, found: list[Token]) -> int:
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         end += 1
     content = text[at + 1 : end - 1 if not depth else end].strip()
-    if content in FUNCTIONS or content in ("e", "i", "d"):
+    if content in ("min", "sec") and found and found[-1][0] == "num":
+        found.append(("text", content))
+    elif content in FUNCTIONS or content in ("e", "i", "d"):
         found.append(("func" if content in FUNCTIONS else "name", content))
     elif re.search(r"\\|^[^A-Za-z]*\d|^[A-Za-z]\s*=", content) or not re.search(r"[^\W\d_]", content):
         found += tokenize(content)
@@ -209,9 +214,11 @@ def is_word(run: str) -> bool:
     """Whether a run of two or more letters is a word and no product of names."""
     if run in SHORT_WORDS or not run.isascii():
         return True
+    if len(run) < 3:
+        return False
     if run.isupper():
         return len(run) >= 4 and bool(re.search("[AEIOU]", run))
-    return len(run) >= 3 and bool(re.search("[aeiouy]", run[1:] if run[0] in "xyz" else run.lower())) and not set(run) <= set("abcdxyz")
+    return bool(re.search("[aeiouy]", run[1:] if run[0] in "xyz" else run.lower())) and not set(run) <= set("abcdxyz")
 
 
 def number(text: str) -> object:

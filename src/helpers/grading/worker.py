@@ -1,4 +1,4 @@
-"""A grading worker: one job a line on standard input, one verdict a line on standard output, both JSON.
+"""A grading worker: one job a line on standard input, two lines an answer on standard output, all JSON.
 
 The system enforces the limits, so no answer escapes them, not even inside a long computation in C: before each job the soft limit of
 processor time (`RLIMIT_CPU`) is set to what was used so far plus the job's share, and going past it ends the process; address space
@@ -6,7 +6,8 @@ is limited once (`RLIMIT_AS`), and a job that asks for more gets a `MemoryError`
 changes no verdict. A thread watches the input and the parent: when either is gone, the worker ends.
 
 Jobs are `[reply, gold, how]`; `how` is maths or number (a reply to extract from), answer (a bare string), response (number if the gold is
-one), or math-verify (what math-verify alone says, for comparison). Verdicts are `[outcome, rule, answer, found]`.
+one), or math-verify (what math-verify alone says, for comparison). The answer's lines are
+`[answer, how it was found]`, so that a reply whose grading is ended still has its box, and `[outcome, rule]`.
 """
 
 import json
@@ -25,16 +26,21 @@ STACK_BYTES = 64 * 2**20
 RECURSION = 40_000
 
 
-def judge(reply: str, gold: str, how: str) -> tuple[str, str, str | None, str]:
-    """(outcome, rule, answer, how it was found) of one job."""
-    if how == "math-verify":
-        return ("equal" if alone(gold, reply) else "different"), "math-verify", None, ""
-    if how == "answer":
-        return *equal(gold, reply), reply, "answer"
+def extracted(reply: str, gold: str, how: str) -> tuple[str | None, str]:
+    """(answer, how it was found) of one job."""
+    if how in ("answer", "math-verify"):
+        return reply, how
     found = find(reply, number=how == "number" or (how == "response" and is_number(gold)))
-    if found is None:
-        return "unparsed", "no answer", None, ""
-    return *equal(gold, found.answer), found.answer, found.rule
+    return (found.answer, found.rule) if found else (None, "")
+
+
+def decided(answer: str | None, gold: str, how: str) -> tuple[str, str]:
+    """(outcome, rule) of one job."""
+    if answer is None:
+        return "unparsed", "no answer"
+    if how == "math-verify":
+        return ("equal" if alone(gold, answer) else "different"), how
+    return equal(gold, answer)
 
 
 def limit_processor(seconds: int) -> None:
@@ -73,12 +79,20 @@ def work(jobs: "queue.Queue[str]", seconds: int) -> None:
         reply, gold, how = json.loads(jobs.get())
         limit_processor(seconds)
         try:
-            verdict = judge(reply, gold, how)
+            answer, found = extracted(reply, gold, how)
+            say(answer, found)
+            verdict = decided(answer, gold, how)
         except MemoryError:
             os._exit(MEMORY)
         except Exception as error:  # a fault of ours or of math-verify: an answer that cannot be read
-            verdict = ("unparsed", type(error).__name__, None, "")
-        os.write(1, json.dumps(verdict).encode() + b"\n")
+            verdict = "unparsed", type(error).__name__
+        say(*verdict)
+
+
+def say(*values: str | None) -> None:
+    line = memoryview(json.dumps(values).encode() + b"\n")
+    while line:
+        line = line[os.write(1, line) :]
 
 
 MEMORY = 77  # the exit status of a worker that was refused memory
