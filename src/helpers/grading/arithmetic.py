@@ -1,9 +1,9 @@
 """Arithmetic that cannot run away: exact on rationals, to 100 digits on everything else.
 
-A value is a `Fraction` or an mpmath number. Rationals stay exact as long as they have at most 2^23 bits; roots of perfect powers are
-exact too. Before anything large is computed its size is estimated, and `Unreadable` is raised instead. The same happens where 100 digits
-would not tell two numbers apart: a huge rational is never rounded, and a sum whose terms lie more than 40 orders apart is refused.
-Terms that cancel to within 60 digits are zero.
+A value is a `Fraction` or an mpmath number. Rationals stay exact as long as they have at most 2^23 bits; roots of
+perfect powers are exact too. Before anything large is computed its size is estimated, and `Unreadable` is raised
+instead. The same happens where 100 digits would not tell two numbers apart: a huge rational is never rounded, and a
+sum whose terms lie more than 40 orders apart is refused. Terms that cancel to within 60 digits are zero.
 """
 
 from fractions import Fraction
@@ -24,8 +24,10 @@ SAME = mpf(10) ** -60
 mp.dps = DIGITS
 
 
-class Undefined(Exception):
-    """A formula has no value here, or one by convention only (a root or logarithm off the real numbers): the point decides nothing."""
+class Undefined(Unreadable):
+    """A formula has no value here, or one by convention only (a root or logarithm off the real numbers): the point
+    decides nothing.
+    """
 
 
 def bits(a: Fraction) -> int:
@@ -96,9 +98,9 @@ def power(a: Value, b: Value) -> Value:
                 return Fraction(1 if exponent % 2 == 0 else a)
             _room(abs(exponent) * max(a.numerator.bit_length(), a.denominator.bit_length()))
             return a**exponent
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        if abs(b.numerator) <= 1000 and b.denominator <= 64 and a > 0 and (found := root(a, b.denominator)) is not None:
-            return power(found, Fraction(b.numerator))
+    rational = isinstance(a, Fraction) and isinstance(b, Fraction) and a > 0
+    if rational and abs(b.numerator) <= 1000 and b.denominator <= 64 and (found := root(a, b.denominator)) is not None:
+        return power(found, Fraction(b.numerator))
     if a == 0:
         return Fraction(0)
     a, b = inexact(a), inexact(b)

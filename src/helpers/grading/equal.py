@@ -1,7 +1,7 @@
 """Decide whether an answer equals the gold, and by which rule.
 
-The rules are tried from the plainest to the strongest; the first that finds equality gives its name, and `different` is said only by
-a rule that read both sides:
+The rules are tried from the plainest to the strongest; the first that finds equality gives its name, and `different`
+is said only by a rule that read both sides:
 
     string      the same characters once both are clean
     label       the same option letter: `(C)`, `C: some text`, `\\text{(C) }12`
@@ -18,7 +18,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from helpers.grading import expression, reader
+from helpers.grading import reader, same, units
 from helpers.grading.normalize import clean, readings, trim
 from helpers.grading.operators import has_operator, operator_equal
 from helpers.grading.shapes import Shape, alike
@@ -53,8 +53,10 @@ def equal(gold: str, answer: str) -> tuple[str, str]:
 def _by_shape(gold: str, answer: str) -> tuple[str, str]:
     golds = _shapes(gold)
     answers = _shapes(answer)
-    if "text" in (golds[0].kind, answers[0].kind) and PLAIN.fullmatch(_words(gold)) and PLAIN.fullmatch(_words(answer)):
-        if reader.text_key(_words(gold)) == reader.text_key(_words(answer)):
+    words = _words(gold), _words(answer)
+    if "text" in (golds[0].kind, answers[0].kind) and all(map(PLAIN.fullmatch, words)):
+        keys = [units.text_key(text) for text in words]
+        if keys[0] == keys[1]:
             return "equal", "text"
     problem: Unreadable | None = None
     for g in golds:
@@ -85,7 +87,7 @@ def _shapes(text: str) -> list[Shape]:
 def _rule(gold: Shape, answer: Shape) -> str:
     if gold.kind == answer.kind == "scalar":
         try:
-            exact = all(isinstance(expression.constant(s.parts[0]), Fraction) for s in (gold, answer))
+            exact = all(isinstance(same.constant(s.parts[0]), Fraction) for s in (gold, answer))
         except Unreadable:
             exact = False
         return "number" if exact else "expression"
@@ -108,7 +110,7 @@ def _label(text: str) -> str:
     if not match or MORE_LABELS.search(words, match.end()):
         return ""
     letter, rest = match[1] or match[2], words[match.end() :].strip()
-    if match[2] and match[2].islower() or re.match(r"[-+*/^=_(\\]|$", rest) and rest:
+    if (match[2] and match[2].islower()) or re.match(r"[-+*/^=_(\\]", rest):
         return ""
     return letter.upper()
 

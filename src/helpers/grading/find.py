@@ -1,6 +1,7 @@
 """Find the answer in a reply to a benchmark problem, and say which rule found it.
 
-What is between `<think>` and `</think>` does not count, and a reply that is still thinking has not answered. Then, in this order:
+What is between `<think>` and `</think>` does not count, and a reply that is still thinking has not answered. Then, in
+this order:
 
     box      the last finished box with something in it: `\\boxed{}`, `\\fbox{}`, also misspelt `boxed{}` and `\\box{}`
     boxes    neighbouring boxes joined by a comma, `and` or `or` are one answer: `\\boxed{1} and \\boxed{2}`
@@ -9,8 +10,9 @@ What is between `<think>` and `</think>` does not count, and a reply that is sti
     bare     the whole reply, if it is one short formula without words                       (number tasks only)
     number   the last number of the reply                                                     (number tasks only)
 
-Boxes may nest, an escaped brace is no brace, equal neighbours count once, an empty box is no box. An unfinished box ends the reply: what
-it holds was cut off, so no later rule looks there either. A bare box is never mixed with prose: a box beats what the prose says.
+Boxes may nest, an escaped brace is no brace, equal neighbours count once, an empty box is no box. An unfinished box
+ends the reply: what it holds was cut off, so no later rule looks there either. A bare box is never mixed with prose:
+a box beats what the prose says.
 """
 
 import re
@@ -19,17 +21,20 @@ from dataclasses import dataclass
 THINKING = re.compile(r"<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 BOX = re.compile(r"(?:\\boxed|\\fbox|\\framebox|\\box|(?<![A-Za-z\\])boxed)\s*(?:\{|(?=[\dA-Za-z](?![A-Za-z])))")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-JOINT = re.compile(
-    r"[\s$,;&]*(?:\\\(|\\\)|\\\[|\\\]|\\quad|\\qquad|\\text\s*\{\s*(?:,?\s*(?:and|or))\s*\}|,|;|(?:[A-Za-z]+\s+)?(?:and|or)\b|[\s$&.]|\\[,;! ])+"
+JOINT = re.compile(  # what may stand between boxes that are one answer
+    r"[\s$,;&]*(?:\\\(|\\\)|\\\[|\\\]|\\quad|\\qquad|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|[,;]|"
+    r"(?:[A-Za-z]+\s+)?(?:and|or)\b|[\s$&.]|\\[,;! ])+"
 )
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 SAYS = re.compile(
-    r"####|(?:final\s+)?\banswers?\b(?:\s+to\s[^.\n:]{1,80}?)?[\s*_]*(?::|is\b|are\b|=|equals\b|(?=\s*[$\\]))(?:\s*(?:is\b|equal to\b|equals\b|simply\b|therefore\b|then\b|:))*"
-    r"[\s*_:]*",
+    r"####|(?:final\s+)?\banswers?\b(?:\s+to\s[^.\n:]{1,80}?)?[\s*_]*"
+    r"(?::|is\b|are\b|=|equals\b|(?=\s*[$\\]))"
+    r"(?:\s*(?:is\b|equal to\b|equals\b|simply\b|therefore\b|then\b|:))*[\s*_:]*",
     re.IGNORECASE,
 )
-STOP = re.compile(
-    r"[.!?](?=\s|$|\*|<)|\n\s*\n|(?<=\S)\n|[,;]?\s+(?:since|because|which|so that|not|or equivalently|as|where|i\.e\.)\b|,\s*(?:so|and so)\b|\s\(|<"
+STOP = re.compile(  # where a sentence's answer ends
+    r"[.!?](?=\s|$|\*|<)|\n\s*\n|(?<=\S)\n|,\s*(?:so|and so)\b|\s\(|<|"
+    r"[,;]?\s+(?:since|because|which|so that|not|or equivalently|as|where|i\.e\.)\b"
 )
 MATHS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 NUMBER = re.compile(
@@ -73,7 +78,9 @@ def after_thinking(reply: str) -> str:
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Finished boxes that hold something, outermost only, as (start, end, content); and the text up to an unfinished box."""
+    """Finished boxes that hold something, outermost only, as (start, end, content); and the text up to an unfinished
+    box.
+    """
     found: list[tuple[int, int, str]] = []
     at = 0
     while match := BOX.search(text, at):
@@ -147,4 +154,6 @@ def _bare(text: str) -> str:
 
 def _digits(text: str) -> str:
     """Digits of other scripts as ASCII ones."""
-    return text if text.isascii() else re.sub(r"\d", lambda m: str(int(m[0])), text).replace("−", "-").replace("，", ",")
+    return (
+        text if text.isascii() else re.sub(r"\d", lambda m: str(int(m[0])), text).replace("−", "-").replace("，", ",")
+    )

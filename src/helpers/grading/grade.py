@@ -1,11 +1,12 @@
 """Decide whether a reply's answer equals the gold.
 
-How a task is graded is part of the task. `exact` is for micro tasks, whose answers are integers or plain strings: the same integer,
-however it is written (`07`, `+7`), or the same characters, decided on the spot. `maths` is for benchmarks with boxed answers and
-`number` for those with plain numbers: extraction (`find`) and equality (`equal`) run in worker processes that can be killed (`pool`).
+How a task is graded is part of the task. `exact` is for micro tasks, whose answers are integers or plain strings: the
+same integer, however it is written (`07`, `+7`), or the same characters, decided on the spot. `maths` is for
+benchmarks with boxed answers and `number` for those with plain numbers: extraction (`find`) and equality (`equal`)
+run in worker processes that can be killed (`pool`).
 
-Only `equal` counts as correct. An answer that is not there or cannot be read is `unparsed`, one that took too long or too much memory is
-a `timeout`, and neither is the same as `different`.
+Only `equal` counts as correct. An answer that is not there or cannot be read is `unparsed`, one that took too long or
+too much memory is a `timeout`, and neither is the same as `different`.
 """
 
 import re
@@ -22,7 +23,9 @@ INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a reply was worth and why; `rule` is what decided, `found` is how the answer was found, `answer` is None without one."""
+    """What a reply was worth and why; `rule` is what decided, `found` is how the answer was found, `answer` is None
+    without one.
+    """
 
     outcome: str
     rule: str

@@ -1,30 +1,35 @@
-"""Rewrite an answer so that what looks the same becomes the same characters: one alphabet, one spacing, no decoration.
+"""Rewrite an answer so that what looks the same becomes the same characters: one alphabet, one spacing, no
+decoration.
 
-Unicode becomes LaTeX or ASCII (`４２` -> `42`, `√2` -> `\\sqrt{2}`, `10⁸` -> `10^{8}`, `½` -> `\\frac{1}{2}`), spacing, delimiters, colours and
-maths fonts go, text commands become `\\text`, and digit groups that are marked as groups are joined (`1{,}000`, `1\\,000`). Letters keep
-their case and nothing that carries a value is dropped. The one ambiguity is left to the caller: `1,200` may be one number or two, so
-`readings` gives both.
+Unicode becomes LaTeX or ASCII (`４２` -> `42`, `√2` -> `\\sqrt{2}`, `10⁸` -> `10^{8}`, `½` -> `\\frac{1}{2}`), spacing,
+delimiters, colours and maths fonts go, text commands become `\\text`, and digit groups that are marked as groups are
+joined (`1{,}000`, `1\\,000`). Letters keep their case and nothing that carries a value is dropped. The one ambiguity
+is left to the caller: `1,200` may be one number or two, so `readings` gives both.
 """
 
 import re
 import unicodedata
 
 SYMBOLS = {
-    "−": "-", "–": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
-    "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ",
-    "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ",
-    "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "′": "'", "″": "''", "’": "'", "‘": "'", "“": '"', "”": '"', "ℝ": r"\mathbb{R}",
-    "ℤ": r"\mathbb{Z}", "∠": r"\angle ", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "，": ",", "、": ",", "。": ".",
-    "：": ":", "∑": r"\sum ", "∫": r"\int ", "∏": r"\prod ", "ϕ": r"\phi ", "ϵ": r"\epsilon ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
-    "⌈": r"\lceil ", "⌉": r"\rceil ", "€": "", "£": "", "¥": "", "￥": "", "✓": "", "■": "", "□": "",
+    "−": "-", "–": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+    "∙": r"\cdot ", "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ",
+    "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ",
+    "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ", "°": r"^\circ ", "º": r"^\circ ",
+    "˚": r"^\circ ", "′": "'", "″": "''", "’": "'", "‘": "'", "“": '"', "”": '"', "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}", "∠": r"\angle ", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "，": ",",
+    "、": ",", "。": ".", "：": ":", "∑": r"\sum ", "∫": r"\int ", "∏": r"\prod ", "ϕ": r"\phi ", "ϵ": r"\epsilon ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "€": "", "£": "", "¥": "", "￥": "",
+    "✓": "", "■": "", "□": "",
 }  # fmt: skip
-GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
-).split()
+GREEK = [
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
+    "xi", "omicron", "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta",
+    "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
+]  # fmt: skip
 for _name in GREEK:
-    _unicode = unicodedata.lookup(f"GREEK {'SMALL' if _name[0].islower() else 'CAPITAL'} LETTER {_name.replace('lambda', 'lamda').replace('Lambda', 'Lamda')}")  # fmt: skip
-    SYMBOLS.setdefault(_unicode, rf"\{_name} ")
+    _size = "SMALL" if _name[0].islower() else "CAPITAL"
+    _letter = unicodedata.lookup(f"GREEK {_size} LETTER {_name.upper().replace('LAMBDA', 'LAMDA')}")
+    SYMBOLS.setdefault(_letter, rf"\{_name} ")
 RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni", strict=True))
 LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-", strict=True))
 
@@ -39,8 +44,8 @@ REWRITES = [
         (r"\\(?:hspace|vspace|hphantom|phantom|vphantom|label|tag)\*?\{[^{}]*\}", " "),
         (r"\\(?:text)?color(?:box)?(?:\[[^\]]*\])?\{[^{}]*\}", " "),
         (r"(?<!\\)\\!", ""),
-        (r"(?<!\\)\\(?:[,:;> ]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|hfill|displaystyle|textstyle|scriptstyle|limits|nolimits)"
-         r"(?![A-Za-z]))", " "),
+        (r"(?<!\\)\\(?:[,:;> ]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|hfill|displaystyle|textstyle|"
+         r"scriptstyle|limits|nolimits)(?![A-Za-z]))", " "),
         (r"~", " "),
         (r"(?<!\\)\\[$]", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
@@ -85,9 +90,11 @@ def trim(text: str) -> str:
 
 
 def readings(text: str) -> list[str]:
-    """A clean answer with its comma groups joined into numbers and, where that differs, as it is: `1,200` -> [`1200`, `1,200`].
+    """A clean answer with its comma groups joined into numbers and, where that differs, as it is: `1,200` -> [`1200`,
+    `1,200`].
 
-    Within brackets a comma separates; `(1,200)` is a pair. No list has a member that begins with 0, so `1,000` is one number.
+    Within brackets a comma separates; `(1,200)` is a pair. No list has a member that begins with 0, so `1,000` is one
+    number.
     """
     depth, parts, start, certain = 0, [], 0, False
     for match in re.finditer(r"\\[{}]|[()\[\]]|" + GROUPED.pattern, text):
@@ -134,7 +141,8 @@ def _character(c: str) -> str:
     if category == "Cf":  # zero width
         return ""
     if unicodedata.decomposition(c).startswith("<fraction>"):
-        return r"\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", c).split("⁄"))
+        above, below = unicodedata.normalize("NFKC", c).split("⁄")
+        return rf"\frac{{{above}}}{{{below}}}"
     if "\U0001d400" <= c <= "\U0001d7ff":  # mathematical alphabets
         return "".join(map(_character, unicodedata.normalize("NFKC", c)))
     return c

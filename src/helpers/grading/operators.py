@@ -1,8 +1,10 @@
-"""Integrals, sums, products, limits and derivatives: what our reader has no rules for goes to math-verify, behind guards.
+"""Integrals, sums, products, limits and derivatives: what our reader has no rules for goes to math-verify, behind
+guards.
 
-math-verify 0.9.0 is strong on these and weak elsewhere: it takes a trailing letter for a unit, folds case, rounds to six decimals, and
-accepts an equation for a value. So it is asked only where one side holds such an operator, both sides are scalars (no comma, no
-relation, no word), and both use the same free names with the same case; and it must be run in a worker, because some inputs never return.
+math-verify 0.9.0 is strong on these and weak elsewhere: it takes a trailing letter for a unit, folds case, rounds to
+six decimals, and accepts an equation for a value. So it is asked only where one side holds such an operator, both
+sides are scalars (no comma, no relation, no word), and both use the same free names with the same case; and it must
+be run in a worker, because some inputs never return.
 """
 
 import re
@@ -28,7 +30,9 @@ def operator_equal(gold: str, answer: str) -> tuple[str, str]:
 
 
 def _free(text: str) -> set[str]:
-    """The one-letter names that an answer is a function of: without those that a sum, a limit or a definite integral binds."""
+    """The one-letter names that an answer is a function of: without those that a sum, a limit or a definite integral
+    binds.
+    """
     bound = set(re.findall(r"_\s*\{?\s*([A-Za-z])\s*(?:=|\\to)", text))
     if re.search(r"\\int\s*_", text):
         bound |= set(re.findall(r"d\s*([A-Za-z])(?![A-Za-z])", text))

@@ -1,9 +1,10 @@
 """Worker processes that grade, and that can be killed.
 
-A pool starts `helpers.grading.worker` as ordinary programs, so it works from any thread, in a notebook, and beside CUDA, and hands each worker
-one job at a time. A worker that dies over a job or does not answer in time costs that job alone: its outcome is `timeout` and the rule
-says why (time, memory, crash). Workers are replaced after `RECYCLE` jobs, so nothing that a library keeps can grow. Results come back in the
-order of the jobs and depend on nothing but the job: processor time is limited rather than the clock, and hashing is not random.
+A pool starts `helpers.grading.worker` as ordinary programs, so it works from any thread, in a notebook, and beside
+CUDA, and hands each worker one job at a time. A worker that dies over a job or does not answer in time costs that job
+alone: its outcome is `timeout` and the rule says why (time, memory, crash). Workers are replaced after `RECYCLE`
+jobs, so nothing that a library keeps can grow. Results come back in the order of the jobs and depend on nothing but
+the job: processor time is limited rather than the clock, and hashing is not random.
 """
 
 import atexit
@@ -20,6 +21,8 @@ from pathlib import Path
 from signal import SIGXCPU
 from typing import TYPE_CHECKING
 
+from helpers.errors import UserError
+
 if TYPE_CHECKING:  # a run's id changes with the worker's code, which this module starts by name
     from helpers.grading import worker  # noqa: F401
 
@@ -28,6 +31,11 @@ PATIENCE = 12  # times as long by the clock, for a worker that waits instead of 
 MEGABYTES = 400  # of address space a worker
 RECYCLE = 2_000  # jobs a worker
 MEMORY = 77  # the exit status of a worker that was refused memory
+
+
+class GradingError(UserError):
+    """Grading cannot work at all, whatever the answers."""
+
 
 Job = tuple[str, str, str]
 Verdict = tuple[str, str, str | None, str]
@@ -118,6 +126,7 @@ class _Worker:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"},
         )  # fmt: skip
         self.owner, self.patience, self.jobs = os.getpid(), seconds * PATIENCE, 0
+        self.ready = False
         self.out, self.heard, self.deadline = self.process.stdout.fileno(), b"", 0.0
 
     def fit(self) -> bool:
@@ -140,11 +149,15 @@ class _Worker:
             code = self.process.wait()
             return self._lost({-SIGXCPU: "time", MEMORY: "memory"}.get(code, "crash"))
         self.heard += block
+        if not self.ready and b"\n" in self.heard:  # its first line says that it has started
+            self.ready, self.heard = True, self.heard.partition(b"\n")[2]
         lines = self.heard.split(b"\n")
         return (*json.loads(lines[1]), *json.loads(lines[0])) if len(lines) > 2 else None
 
     def _lost(self, why: str) -> Verdict:
         self.end()
+        if not self.ready:
+            raise GradingError("The grading worker cannot start: `python -m helpers.grading.worker 5 400` shows why.")
         first, ended, _ = self.heard.partition(b"\n")
         return "timeout", why, *(json.loads(first) if ended else (None, ""))
 

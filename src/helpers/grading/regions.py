@@ -1,4 +1,6 @@
-"""Sets of real numbers as unions of intervals with constant ends, in one normal form, so that equal sets are equal piece by piece."""
+"""Sets of real numbers as unions of intervals with constant ends, in one normal form, so that equal sets are equal
+piece by piece.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -115,4 +117,3 @@ def _touch(a: Interval, b: Interval) -> bool:
     """Whether the union of two intervals, of which `a` begins first, is one interval."""
     order = compare(b[0], a[2])
     return order < 0 or (order == 0 and (a[3] or b[1]))
-

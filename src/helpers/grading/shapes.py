@@ -1,28 +1,29 @@
 """The kinds of answers, and when two answers of some kinds are the same.
 
-Lists and sets have no order, tuples do; brackets count, so an open interval is not a closed one, and an interval equals the region that an
-inequality describes. A name on one side alone is dropped, two different names make two different answers; the argument of a function
-is only a name (`f(n) = n + 1` is `f(x) = x + 1`). A unit on one side alone is dropped, two measures that differ contradict each other. A
-percent sign is a factor of 1/100, but a number above 1 may leave it out (`60` for `60\\%`).
+Lists and sets have no order, tuples do; brackets count, so an open interval is not a closed one, and an interval
+equals the region that an inequality describes. A name on one side alone is dropped, two different names make two
+different answers; the argument of a function is only a name (`f(n) = n + 1` is `f(x) = x + 1`). A unit on one side
+alone is dropped, two measures that differ contradict each other. A percent sign is a factor of 1/100, but a number
+above 1 may leave it out (`60` for `60\\%`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from helpers.grading import expression
-from helpers.grading.expression import Node
+from helpers.grading import same, trees
 from helpers.grading.regions import Region
 from helpers.grading.tokens import Unreadable
+from helpers.grading.trees import Node
 
 
 @dataclass(frozen=True)
 class Shape:
     """An answer: its `kind`, `parts` whose meaning the kind says, the `name` that it was given, and its `unit`.
 
-    scalar (tree, and for `y = 2x` the tree of y - 2x) · text (key) · list, set (members) · tuple (brackets, members) · region (set of
-    reals) · matrix (rows) · ratio (terms) · based (value) · equation (tree that is zero) · relation (sign and tree against zero) ·
-    either (readings).
+    scalar (tree, and for `y = 2x` the tree of y - 2x) · text (key) · list, set (members) · tuple (brackets, members)
+    · region (set of reals) · matrix (rows) · ratio (terms) · based (value) · equation (tree that is zero) · relation
+    (sign and tree against zero) · either (readings).
     """
 
     kind: str
@@ -41,7 +42,7 @@ def alike(a: Shape, b: Shape) -> bool:
     kinds = {a.kind, b.kind}
     if kinds <= {"equation", "scalar"} and (kinds != {"scalar"} or _other_name(a, b)):
         zeros = [shape.parts[0 if shape.kind == "equation" else 1 :] for shape in (a, b)]
-        return all(zeros) and expression.proportional(zeros[0][0], zeros[1][0])
+        return all(zeros) and same.proportional(zeros[0][0], zeros[1][0])
     if kinds == {"scalar"}:
         return _scalars(a, b)
     if kinds <= {"list", "set"}:
@@ -68,10 +69,16 @@ def region_of(shape: Shape) -> Region | None:
     """A shape as a set of real numbers: a region, an interval of constants, or a set of constants; else None."""
     if shape.kind == "region":
         return shape.parts[0]
-    scalars = [part for part in shape.parts[shape.kind == "tuple" :] if isinstance(part, Shape) and part.kind == "scalar"]
+    scalars = [
+        part for part in shape.parts[shape.kind == "tuple" :] if isinstance(part, Shape) and part.kind == "scalar"
+    ]
     try:
-        values = [expression.constant(part.parts[0]) for part in scalars]
-        if shape.kind == "tuple" and len(values) == 2 == len(shape.parts) - 1 and shape.parts[0] in ("()", "(]", "[)", "[]"):
+        values = [same.constant(part.parts[0]) for part in scalars]
+        if (
+            shape.kind == "tuple"
+            and len(values) == 2 == len(shape.parts) - 1
+            and shape.parts[0] in ("()", "(]", "[)", "[]")
+        ):
             return Region.interval(shape.parts[0][0], *values, shape.parts[0][1])
         if shape.kind == "set" and len(values) == len(shape.parts):
             return Region.points(values)
@@ -95,9 +102,9 @@ def _scalars(a: Shape, b: Shape) -> bool:
         x, y = (x, _without(y, a.unit)) if a.unit else (_without(x, b.unit), y)
     if (x[0] == "%") != (y[0] == "%"):
         bare, marked = (y, x) if x[0] == "%" else (x, y)
-        if not expression.names(bare) and expression.same(bare, marked[1]):
-            return expression.exceeds_one(bare)
-    return expression.same(x, y)
+        if not trees.names(bare) and same.same(bare, marked[1]):
+            return same.exceeds_one(bare)
+    return same.same(x, y)
 
 
 def _without(tree: Node, unit: str) -> Node:
@@ -136,4 +143,4 @@ def _unordered(a: Sequence[Shape], b: Sequence[Shape]) -> bool:
 
 
 def _relations(a: tuple[str, Node], b: tuple[str, Node]) -> bool:
-    return a[0] == b[0] and expression.proportional(a[1], b[1], positive=a[0] != "!=")
+    return a[0] == b[0] and same.proportional(a[1], b[1], positive=a[0] != "!=")

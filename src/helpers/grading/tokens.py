@@ -1,8 +1,8 @@
 """Split a clean answer into tokens: numbers, names, functions, words, and signs.
 
-The one judgement made here is what a run of letters is. After a backslash it is a command; otherwise it is a function (`sin`), a Greek
-letter (`pi`), a word (`apples`, `Evelyn`), a unit (`cm`), or a product of one-letter names (`lwh`). Words become one token that maths
-cannot take apart, so `dog` is not `god`, while `ab` is `ba`.
+The one judgement made here is what a run of letters is. After a backslash it is a command; otherwise it is a function
+(`sin`), a Greek letter (`pi`), a word (`apples`, `Evelyn`), a unit (`cm`), or a product of one-letter names (`lwh`).
+Words become one token that maths cannot take apart, so `dog` is not `god`, while `ab` is `ba`.
 
 A token is (kind, value): num (a `Fraction`, or digits too many to convert), name, func, text, unit, env, op.
 """
@@ -23,34 +23,39 @@ MAX_LENGTH = 20_000  # characters of an answer
 MAX_DIGITS = 4_000  # of one number
 MAX_EXPONENT = 5_000  # of e-notation
 
-FUNCTIONS = set(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth asin acos atan ln log lg exp sqrt gcd lcm max min "
-    "det abs floor ceil".split()
-)
+FUNCTIONS = {
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "coth",
+    "asin", "acos", "atan", "ln", "log", "lg", "exp", "sqrt", "gcd", "lcm", "max", "min", "det", "abs", "floor",
+    "ceil",
+}  # fmt: skip
 FUNCTION_AND_NAME = re.compile(
     r"(arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt)(pi|theta|alpha|beta|[a-z])"
 )
-UNITS = set(
-    "cm mm km nm um ft yd mi lb lbs oz kg mg ml mL dL hr hrs sec secs min mins mph kph rpm Hz kHz MHz GHz eV keV MeV GeV pc kpc Mpc ly "
-    "AU amu mol kJ MJ kW MW kWh Pa kPa MPa atm cc deg rad rads yr yrs USD sq in".split()
-)
-SHORT_WORDS = set("and or to is of no if".split())  # `at`, `by` and the like are products of names more often
+UNITS = {
+    "cm", "mm", "km", "nm", "um", "ft", "yd", "mi", "lb", "lbs", "oz", "kg", "mg", "ml", "mL", "dL", "hr", "hrs",
+    "sec", "secs", "min", "mins", "mph", "kph", "rpm", "Hz", "kHz", "MHz", "GHz", "eV", "keV", "MeV", "GeV", "pc",
+    "kpc", "Mpc", "ly", "AU", "amu", "mol", "kJ", "MJ", "kW", "MW", "kWh", "Pa", "kPa", "MPa", "atm", "cc", "deg",
+    "rad", "rads", "yr", "yrs", "USD", "sq", "in",
+}  # fmt: skip
+SHORT_WORDS = {"and", "or", "to", "is", "of", "no", "if"}  # `at`, `by` and the like are more often products of names
 BEFORE_BRACKETS = {"and", "or", "to", "is", "point", "points"}
 COMMANDS = {
-    r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=", r"\ge": ">=", r"\geq": ">=",
-    r"\geqslant": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=", r"\approx": "~", r"\simeq": "~", r"\colon": ":",
-    r"\mid": "|", r"\vert": "|", r"\lvert": "|", r"\rvert": "|", r"\|": "|", r"\lbrace": "{{", r"\rbrace": "}}", r"\{": "{{", r"\}": "}}",
-    r"\lbrack": "[", r"\rbrack": "]", r"\backslash": r"\setminus", r"\smallsetminus": r"\setminus", r"\varnothing": r"\emptyset",
-    r"\ldots": "...", r"\dots": "...", r"\cdots": "...", r"\dotsc": "...", r"\%": "%", r"\prime": "'", r"\lparen": "(", r"\rparen": ")",
-    r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or", r"\&": "&", r"\_": "_",
+    r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=",
+    r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\lt": "<", r"\gt": ">", r"\ne": "!=", r"\neq": "!=",
+    r"\approx": "~", r"\simeq": "~", r"\colon": ":", r"\mid": "|", r"\vert": "|", r"\lvert": "|", r"\rvert": "|",
+    r"\|": "|", r"\lbrace": "{{", r"\rbrace": "}}", r"\{": "{{", r"\}": "}}", r"\lbrack": "[", r"\rbrack": "]",
+    r"\backslash": r"\setminus", r"\smallsetminus": r"\setminus", r"\varnothing": r"\emptyset", r"\ldots": "...",
+    r"\dots": "...", r"\cdots": "...", r"\dotsc": "...", r"\%": "%", r"\prime": "'", r"\lparen": "(",
+    r"\rparen": ")", r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or", r"\&": "&", r"\_": "_",
 }  # fmt: skip
 SIGNS = {"<=": "<=", ">=": ">=", "!=": "!=", "=<": "<=", "=>": "=>", "==": "=", "...": "..."}
 OPERATORS = {  # commands that act but are no name: the reader of expressions knows some, the rest make an answer unreadable
-    r"\frac", r"\binom", r"\sqrt", r"\over", r"\pm", r"\mp", r"\cup", r"\cap", r"\setminus", r"\in", r"\infty", r"\emptyset", r"\circ",
-    r"\degree", r"\mathbb", r"\overline", r"\bar", r"\dot", r"\ddot", r"\hat", r"\tilde", r"\vec", r"\widehat", r"\overrightarrow", r"\lfloor",
-    r"\rfloor", r"\lceil", r"\rceil", r"\langle", r"\rangle", r"\bmod", r"\mod", r"\pmod", r"\angle", r"\triangle", r"\int", r"\iint",
-    r"\oint", r"\sum", r"\prod", r"\lim", r"\partial", r"\nabla", r"\to", r"\rightarrow", r"\Rightarrow", r"\implies", r"\forall",
-    r"\exists", r"\notin", r"\subset", r"\subseteq", r"\not", r"\neg", r"\equiv", r"\sim", r"\propto", r"\perp", r"\parallel", r"\because",
+    r"\frac", r"\binom", r"\sqrt", r"\over", r"\pm", r"\mp", r"\cup", r"\cap", r"\setminus", r"\in", r"\infty",
+    r"\emptyset", r"\circ", r"\degree", r"\mathbb", r"\overline", r"\bar", r"\dot", r"\ddot", r"\hat", r"\tilde",
+    r"\vec", r"\widehat", r"\overrightarrow", r"\lfloor", r"\rfloor", r"\lceil", r"\rceil", r"\langle", r"\rangle",
+    r"\bmod", r"\mod", r"\pmod", r"\angle", r"\triangle", r"\int", r"\iint", r"\oint", r"\sum", r"\prod", r"\lim",
+    r"\partial", r"\nabla", r"\to", r"\rightarrow", r"\Rightarrow", r"\implies", r"\forall", r"\exists", r"\notin",
+    r"\subset", r"\subseteq", r"\not", r"\neg", r"\equiv", r"\sim", r"\propto", r"\perp", r"\parallel", r"\because",
     r"\therefore",
 }  # fmt: skip
 
@@ -74,7 +79,9 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _joined(tokens: list[Token]) -> list[Token]:
-    """Adjacent words as one, and a name with its subscript as one name: `x_{1}` -> x_1, `\\lambda_{\\text{red}}` -> \\lambda_red."""
+    """Adjacent words as one, and a name with its subscript as one name: `x_{1}` -> x_1, `\\lambda_{\\text{red}}` ->
+    \\lambda_red.
+    """
     joined: list[Token] = []
     at = 0
     while at < len(tokens):
@@ -83,7 +90,9 @@ def _joined(tokens: list[Token]) -> list[Token]:
             joined[-1] = ("text", f"{joined[-1][1]} {value}")
         elif (kind, value) == ("op", "_") and joined and joined[-1][0] == "name" and at + 1 < len(tokens):
             end = _group_end(tokens, at + 1)
-            below = "".join(str(v).replace(" ", "") for k, v in tokens[at + 1 : end + 1] if (k, v) not in (("op", "{"), ("op", "}")))
+            below = "".join(
+                str(v).replace(" ", "") for k, v in tokens[at + 1 : end + 1] if (k, v) not in (("op", "{"), ("op", "}"))
+            )
             joined[-1] = ("name", f"{joined[-1][1]}_{below}")
             at = end
         else:
@@ -128,7 +137,11 @@ def _next(text: str, at: int, found: list[Token]) -> int:
         end = at
         while end < len(text) and text[end].isalpha():
             end += 1
-        if text.startswith("(", end) and is_word(text[at:end]) and text[at:end].casefold() not in BEFORE_BRACKETS | FUNCTIONS:
+        if (
+            text.startswith("(", end)
+            and is_word(text[at:end])
+            and text[at:end].casefold() not in BEFORE_BRACKETS | FUNCTIONS
+        ):
             raise Unreadable("a call")
         found += letters(text[at:end], found)
         return end
@@ -203,7 +216,9 @@ def letters(run: str, before: list[Token]) -> list[Token]:
         return [("func", match[1]), *letters(match[2], [])]
     if len(run) == 1:
         return [("name", run)]
-    if is_word(run) or (run in UNITS and before and (before[-1][0] in ("num", "text") or before[-1][1] in ("}", "/", r"\pi", "^"))):
+    if is_word(run) or (
+        run in UNITS and before and (before[-1][0] in ("num", "text") or before[-1][1] in ("}", "/", r"\pi", "^"))
+    ):
         return [("text", run)]
     if match := re.fullmatch(r"(.+?)(pi|theta|alpha|beta|sqrt|sin|cos)", run):
         return [*letters(match[1], before), *letters(match[2], [])]

@@ -1,12 +1,13 @@
 """A grading worker: one job a line on standard input, two lines an answer on standard output, all JSON.
 
-The system enforces the limits, so no answer escapes them, not even inside a long computation in C: before each job the soft limit of
-processor time (`RLIMIT_CPU`) is set to what was used so far plus the job's share, and going past it ends the process; address space
-is limited once (`RLIMIT_AS`), and a job that asks for more gets a `MemoryError`. Processor time, not the clock, so that a busy machine
-changes no verdict. A thread watches the input and the parent: when either is gone, the worker ends.
+The system enforces the limits, so no answer escapes them, not even inside a long computation in C: before each job
+the soft limit of processor time (`RLIMIT_CPU`) is set to what was used so far plus the job's share, and going past it
+ends the process; address space is limited once (`RLIMIT_AS`), and a job that asks for more gets a `MemoryError`.
+Processor time, not the clock, so that a busy machine changes no verdict. A thread watches the input and the parent:
+when either is gone, the worker ends.
 
-Jobs are `[reply, gold, how]`; `how` is maths or number (a reply to extract from), answer (a bare string), response (number if the gold is
-one), or math-verify (what math-verify alone says, for comparison). The answer's lines are
+Jobs are `[reply, gold, how]`; `how` is maths or number (a reply to extract from), answer (a bare string), response
+(number if the gold is one), or math-verify (what math-verify alone says, for comparison). The answer's lines are
 `[answer, how it was found]`, so that a reply whose grading is ended still has its box, and `[outcome, rule]`.
 """
 
@@ -104,6 +105,7 @@ def main() -> None:
     sys.setrecursionlimit(RECURSION)
     threading.stack_size(STACK_BYTES)
     jobs: queue.Queue[str] = queue.Queue()
+    say("ready")
     threading.Thread(target=work, args=(jobs, seconds), daemon=True).start()
     watch(jobs)
 

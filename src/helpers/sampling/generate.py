@@ -1,7 +1,7 @@
 """Sample replies through the stock `generate` of transformers.
 
-Prompts of like length go together and are padded on the left. Replies of one problem stay together, in the problems' order,
-whatever the batches were.
+Prompts of like length go together and are padded on the left. Replies of one problem stay together, in the problems'
+order, whatever the batches were.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers.errors import UserError
-from helpers.tasks import Problem, messages
+from helpers.tasks import Problem, prompts
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,34 @@ class Reply:
     finished: bool
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> list[list[int]]:
-    """The token ids of each problem's prompt, up to where the reply begins."""
-    prompts = tokenizer.apply_chat_template([messages(p) for p in problems], add_generation_prompt=True, tokenize=False)
-    return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], style: str = "raw") -> list[list[int]]:
+    """The token ids of each problem's prompt, up to where the reply begins.
+
+    Errors: `UserError` for a prompt with characters that the tokenizer does not know: the model could not read it.
+    """
+    texts = prompts.texts(tokenizer, problems, style)
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    unknown = tokenizer.unk_token_id
+    for problem, text, row in zip(problems, texts, ids, strict=True):
+        if unknown is not None and unknown in row:
+            odd = next(c for c in text if unknown in tokenizer(c, add_special_tokens=False)["input_ids"])
+            raise UserError(
+                f"The model's tokenizer has no {odd!r}, which the prompt of {problem.id} needs: take another model."
+            )
+    return ids
+
+
+def refuse_long(
+    model: PreTrainedModel, problems: Sequence[Problem], lengths: Sequence[int], max_new_tokens: int
+) -> None:
+    """Raise `UserError` where a prompt and its reply are longer than the texts that the model knows."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
+    if positions and longest is not None and lengths[longest] + max_new_tokens > positions:
+        raise UserError(
+            f"The prompt of {problems[longest].id} has {lengths[longest]} tokens, which with max_new_tokens = "
+            f"{max_new_tokens} is more than the {positions} that the model can read: take a smaller limit or another model."
+        )
 
 
 @torch.inference_mode()
@@ -41,10 +65,14 @@ def sample(
     max_new_tokens: int = 96,
     batch_size: int = 256,
     seed: int = 0,
+    prompt: str = "raw",
 ) -> list[Reply]:
     """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
-    `batch_size` counts replies. The same seed and batch size give the same replies on one machine.
+    `batch_size` counts replies. The same seed and batch size give the same replies on one machine. `prompt` is one
+    of `tasks.STYLES`.
+
+    Errors: `UserError` for equal replies, and for prompts that the model cannot read.
     """
     if temperature == 0 and k > 1:
         raise UserError(
@@ -60,14 +88,15 @@ def sample(
         eos_token_id=model.generation_config.eos_token_id,
     )
     torch.manual_seed(seed)
-    prompts = prompt_ids(tokenizer, problems)
-    lengths = [len(ids) for ids in prompts]
+    asked = prompt_ids(tokenizer, problems, prompt)
+    lengths = [len(ids) for ids in asked]
+    refuse_long(model, problems, lengths, max_new_tokens)
     order = [i for i in sorted(range(len(problems)), key=lengths.__getitem__) for _ in range(k)]
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     replies: dict[int, list[Reply]] = {}
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        inputs = tokenizer.pad({"input_ids": [prompts[i] for i in rows]}, return_tensors="pt").to(model.device)
+        inputs = tokenizer.pad({"input_ids": [asked[i] for i in rows]}, return_tensors="pt").to(model.device)
         output = model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
         for i, ids in zip(rows, output, strict=True):
             end = next((n for n, token in enumerate(ids) if token in ends), None)
