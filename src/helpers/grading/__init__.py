@@ -1,8 +1,8 @@
 """From a reply to a verdict: extract the answer, decide whether it equals the gold, turn verdicts into rewards.
 
-Micro tasks are graded on the spot (`extract`, `grade`). Benchmarks go through workers (`pool`, `worker`), in which a reply becomes an
-answer (`find`), a clean text (`normalize`), tokens (`tokens`), a shape (`reader`, `shapes`) and a verdict (`equal`); `operators` asks
-math-verify. Depends on nothing else here; `training` and `evaluation` use it.
+Micro tasks are graded on the spot (`extract`, `grade`). Benchmarks go through workers (`pool`, `worker`), in which a
+reply becomes an answer (`find`), a clean text (`normalize`), tokens (`tokens`), a shape (`reader`, `shapes`) and a
+verdict (`equal`); `operators` asks math-verify. Depends on nothing else here; `training` and `evaluation` use it.
 """
 
 from helpers.grading.extract import extract

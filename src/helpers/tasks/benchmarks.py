@@ -148,7 +148,8 @@ def _from_hub(name: str) -> list[dict[str, Any]]:
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
         raise TaskError(
-            f"{name} cannot be had: set LOWBIT_DATA to a folder with {one.file}.jsonl, or go online for {one.repository} ({reason})."
+            f"{name} cannot be had: set LOWBIT_DATA to a folder with {one.file}.jsonl, or go online for {one.repository} "
+            f"({reason})."
         ) from None
     try:
         return [row for i, found in enumerate(data) if (row := _mapped(name, one, i, found))]
