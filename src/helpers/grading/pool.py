@@ -30,6 +30,7 @@ SECONDS = 5  # of processor time a job
 PATIENCE = 12  # times as long by the clock, for a worker that waits instead of computing
 MEGABYTES = 400  # of address space a worker
 RECYCLE = 2_000  # jobs a worker
+WORKER = ["-m", "helpers.grading.worker"]
 MEMORY = 77  # the exit status of a worker that was refused memory
 
 
@@ -121,7 +122,7 @@ class _Worker:
         package = str(Path(__file__).resolve().parents[2])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "helpers.grading.worker", str(seconds), str(megabytes)],
+            [sys.executable, "-P", *WORKER, str(seconds), str(megabytes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"},
         )  # fmt: skip
