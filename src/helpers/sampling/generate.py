@@ -32,9 +32,10 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], 
     texts = prompts.texts(tokenizer, problems, style)
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = tokenizer.unk_token_id
-    for problem, text, row in zip(problems, texts, ids, strict=True):
+    for problem, row in zip(problems, ids, strict=True):
         if unknown is not None and unknown in row:
-            odd = next(c for c in text if unknown in tokenizer(c, add_special_tokens=False)["input_ids"])
+            written = "".join(turn["content"] for turn in prompts.messages(problem, style))
+            odd = next(c for c in written if unknown in tokenizer(c, add_special_tokens=False)["input_ids"])
             raise UserError(
                 f"The model's tokenizer has no {odd!r}, which the prompt of {problem.id} needs: take another model."
             )
