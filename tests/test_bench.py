@@ -12,12 +12,18 @@ KEYS = {"work", "shape", "unit", "ours", "peers", "limit", "better", "device", "
 
 @pytest.mark.slow
 def test_a_rollout_is_measured(tmp_path):
-    row = bench.rollout("base-xs", "w4g64", replies=2, tokens=3, repeats=1)
+    (row,) = bench.rollout("base-xs", "w4g64", replies=2, tokens=3, repeats=1)
     assert set(row) == KEYS
     assert row["limit"] == pytest.approx(1.1 * row["peers"]["full precision"])
     assert row["ours"] > 0
     assert "base-xs at w4g64, 2 replies of 3 tokens" in bench.as_text(row)
     json.dumps(row)
+
+
+def test_the_distillation_loss_in_chunks_is_compared_with_the_plain_one():
+    (row,) = bench.kd(tokens=50, vocabulary=40, width=8, repeats=1)
+    assert set(row) == KEYS
+    assert float(row["shape"].rpartition(" ")[2]) < 1e-5
 
 
 def test_limits():
@@ -37,7 +43,7 @@ def test_medians_of_alternating_calls_without_the_first():
 
 def test_the_command_adds_to_a_file_and_says_whether_the_limit_is_kept(tmp_path, monkeypatch, capsys):
     made = bench.row("w", "s", "ms", 2.0, {"theirs": 1.0}, 1.5, "lower")
-    monkeypatch.setitem(bench.BENCHMARKS, "rollout", lambda model, scheme, repeats: made)
+    monkeypatch.setitem(bench.BENCHMARKS, "rollout", lambda repeats: [made])
     out = tmp_path / "speed.json"
     for _ in range(2):
         monkeypatch.setattr(sys, "argv", ["lowbit", "bench", "rollout", "--out", str(out)])
@@ -49,4 +55,4 @@ def test_the_command_adds_to_a_file_and_says_whether_the_limit_is_kept(tmp_path,
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert "work = 'rolout' is unknown: choose one of rollout." in capsys.readouterr().err
+    assert "work = 'rolout' is unknown: choose one of rollout, kd." in capsys.readouterr().err

@@ -36,10 +36,18 @@ def test_a_row_holds_model_memory_and_metric(home):
     more = {"ci_low": 0.4, "ci_high": 0.6, "reply_tokens": 20.5, "detail": {"correct": "10"}}
     result = with_record(make(), model=model, memory=memory, metrics=[metric | more, metric])
     frame = table.rows([result])
-    assert ", ".join(frame.columns) == f"{DESIGN}, recipe"  # ours, for the Pareto figure
+    assert ", ".join(frame.columns) == f"{DESIGN}, recipe, name"  # ours, for figures and verdicts
     row = frame.iloc[0].to_dict()
     expected = metric | model | {"params": 790272, "memory_bytes": 9, "effective_bits": 4.5, "packed": False}
-    expected |= {"model": "rtn-s", "source": "run", "ci_low": 0.4, "ci_high": 0.6, "seed": 0, "reply_tokens": 20.5}
+    expected |= {
+        "model": "rtn-s",
+        "name": result.name,
+        "source": "run",
+        "ci_low": 0.4,
+        "ci_high": 0.6,
+        "seed": 0,
+        "reply_tokens": 20.5,
+    }
     expected = {name: value for name, value in expected.items() if name in frame.columns}
     assert {name: row[name] for name in expected} == expected
     assert len(frame) == 2

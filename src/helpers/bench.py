@@ -17,13 +17,15 @@ from transformers import GenerationConfig
 
 from helpers import models, project, sampling, tasks
 from helpers.quant import Scheme, fake
+from helpers.training import objective
 
 ROLLOUT_LIMIT = 1.1  # times the full-precision rollout
+KD_LIMIT_GIB = 4.0  # for 8,192 tokens of Qwen3
 
 
 def rollout(
     ref: str = "base-s", scheme: str = "w8pt-sym", replies: int = 128, tokens: int = 64, repeats: int = 9
-) -> dict:
+) -> list[dict[str, Any]]:
     """Rollouts of a fake-quantized policy against the full-precision one: `replies` replies of exactly `tokens` tokens.
 
     Ours materializes the quantized weights once a rollout, as in training; the peer `quantized at every token` does not. Replies
@@ -57,7 +59,58 @@ def rollout(
     ours = seconds.pop("materialized")
     shape = f"{ref} at {scheme}, {replies} replies of {tokens} tokens"
     limit = ROLLOUT_LIMIT * seconds["full precision"]
-    return row("rollout of a fake-quantized policy", shape, "s a rollout", ours, seconds, limit, "lower")
+    return [row("rollout of a fake-quantized policy", shape, "s a rollout", ours, seconds, limit, "lower")]
+
+
+def kd(tokens: int = 8_192, vocabulary: int = 151_936, width: int = 1_024, repeats: int = 9) -> list[dict[str, Any]]:
+    """The distillation loss and its gradients at a real vocabulary, in chunks against all logits at once; on a GPU memory as well.
+
+    Hidden states are bfloat16 there, as in mixed-precision training. Value and gradients are compared before anything is timed.
+    """
+    device = models.seed_everything(0)
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    hidden, of_teacher = (torch.randn(tokens, width, device=device, dtype=kind).requires_grad_() for _ in range(2))
+    heads = [torch.nn.Linear(width, vocabulary, bias=False, device=device, dtype=kind) for _ in range(2)]
+
+    def plain() -> torch.Tensor:
+        q, p = (head(h).float().log_softmax(-1) for head, h in zip(heads, (hidden, of_teacher.detach()), strict=True))
+        return torch.nn.functional.kl_div(q, p.detach(), reduction="sum", log_target=True)
+
+    def chunked() -> torch.Tensor:
+        return objective.kd(hidden, heads[0], of_teacher.detach(), heads[1])
+
+    def work(loss: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden.grad = heads[0].weight.grad = None
+        value = loss() / tokens
+        value.backward()
+        return value.detach(), hidden.grad
+
+    contenders = {"in chunks": chunked, "all logits at once": plain}
+    memory, found = {}, {}
+    for name, loss in contenders.items():
+        (value, gradient), memory[name] = with_memory(lambda loss=loss: work(loss))
+        found[name] = value, gradient.float().clone()
+    (value, gradient), (theirs, reference) = found.values()
+    error = max(float(abs(value - theirs) / theirs), float((gradient - reference).norm() / reference.norm()))
+    seconds = timed({name: lambda loss=loss: work(loss) for name, loss in contenders.items()}, repeats)
+    shape = f"{tokens:,} tokens, vocabulary {vocabulary:,}, width {width:,}, relative error {error:.1e}"
+    rows = [row("KD loss and gradients", shape, "s", seconds.pop("in chunks"), seconds, None, "lower")]
+    if device.type == "cuda":
+        ours = memory.pop("in chunks")
+        rows.append(row("KD loss and gradients", shape, "GiB beyond inputs", ours, memory, KD_LIMIT_GIB, "lower"))
+    return rows
+
+
+def with_memory(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and how many GiB of a GPU it took at most beyond what was in use before; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return work(), 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = work()
+    torch.cuda.synchronize()
+    return found, (torch.cuda.max_memory_allocated() - before) / 2**30
 
 
 def timed(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
@@ -110,4 +163,4 @@ def as_text(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-BENCHMARKS = {"rollout": rollout}
+BENCHMARKS = {"rollout": rollout, "kd": kd}

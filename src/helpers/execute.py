@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from helpers.records import (
     write_json,
     write_text,
 )
-from helpers.staging import CONTEXT, DRAFT, SOCKETS, publish_staged, stage_folder
+from helpers.staging import CONTEXT, DRAFT, SOCKETS, publish_staged, stage_folder, unfinished_folder
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ def _run(context: Context, template: Path, out: TextIO) -> Path:
         draft = _draft(staging)
         _scrub(staging / "run.ipynb", template)
         path = publish_staged(staging, runs.complete(context, draft, time.perf_counter() - began))
-        shutil.rmtree(failed, ignore_errors=True)
+        for folder in (failed, unfinished_folder(context.run_id)):
+            shutil.rmtree(folder, ignore_errors=True)
         return path
     except KeyboardInterrupt:
         raise Interrupted(f"{context.run_id} was interrupted: nothing was published.") from None
@@ -88,18 +88,14 @@ def _run(context: Context, template: Path, out: TextIO) -> Path:
 def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> None:
     import papermill
 
-    # a Unix socket's path has at most 107 characters, so these cannot lie in the staging folder
-    short = "/tmp" if len(tempfile.gettempdir()) > 60 and Path("/tmp").is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="lowbit-", dir=short))
+    folder = kernel.socket_folder()
     (staging / SOCKETS).symlink_to(folder)
     env = {
         "LOWBIT_STAGING": str(staging),
         "LOWBIT_HOME": str(project.root()),
         "LOWBIT_RUNS": str(project.runs_dir()),
         "TMPDIR": str(folder),  # what a killed kernel leaves goes with the folder
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_MIXED_PRECISION": "no",  # a trainer reads it, so the same run id could mean another precision
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
+        **settings(),
     }
     try:
         papermill.execute_notebook(
@@ -117,6 +113,15 @@ def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> 
     finally:
         (staging / SOCKETS).unlink()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def settings() -> dict[str, str]:
+    """What every kernel's environment says about how to compute."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_MIXED_PRECISION": "no",  # a trainer reads it, so the same run id could mean another precision
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
+    }
 
 
 def _literal(path: Path) -> str:

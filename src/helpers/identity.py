@@ -18,10 +18,11 @@ from helpers.project import PACKAGE, template
 
 MACHINERY = {
     *("errors", "project", "params", "values", "records", "identity", "lookup", "staging", "runs", "kernel", "execute"),
-    *("study", "schedule", "checks", "cli"),
+    *("warm", "study", "schedule", "checks", "cli"),
     *("report.figures", "report.style"),  # the pictures beside a run; what report.pareto draws is a run's result
 }
-PARENTS = ("parent", "parents")
+SINGLE = ("parent", "teacher")  # parameters that name one other run
+PARENTS = (*SINGLE, "parents")
 
 
 def run_id(stage: str, parameters: dict[str, Any], parents: list[str], code: str) -> str:

@@ -4,16 +4,21 @@ own.
 papermill would start whatever kernel the user registered as `python3`, talk to it over TCP ports that parallel runs
 race for, and leave it behind if papermill is killed. `manager` gives a kernel manager class without these three faults.
 The kernel asks Linux to be killed with its parent; elsewhere ipykernel's own check of its parent, once a second, does
-that.
+that. In a study the process that starts here only stands in for a kernel that a server forks: see `warm`.
 """
 
 import ctypes
+import json
 import os
 import signal
+import socket
 import sys
+import tempfile
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+WARM = "LOWBIT_WARM"  # the environment variable that gives the address of a server of kernels
+MESSAGE_BYTES = 2**20
 
 
 def manager(folder: Path, env: dict[str, str]) -> type:
@@ -45,8 +50,32 @@ def die_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> 
         os.kill(os.getpid(), number)
 
 
+def socket_folder() -> Path:
+    """A new private folder; a Unix socket's path has at most 107 characters, so its own must be short."""
+    short = "/tmp" if len(tempfile.gettempdir()) > 60 and Path("/tmp").is_dir() else None
+    return Path(tempfile.mkdtemp(prefix="lowbit-", dir=short))
+
+
+def stand_in(address: str) -> None:
+    """Have a server fork the kernel, and end as it ends; returns only if there is no kernel from there."""
+    sent = {"argv": sys.argv, "path": sys.path, "environ": dict(os.environ), "cwd": os.getcwd()}
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        server.connect(address)
+        socket.send_fds(server, [json.dumps(sent).encode()], [0, 1, 2])
+        pid = int(server.recv(32) or 0)
+    except OSError:
+        return
+    if pid:
+        signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
+        code = int(server.recv(32) or 1)
+        sys.exit(code if code >= 0 else 128 - code)
+
+
 if __name__ == "__main__":
     die_with_parent(parent=int(os.environ["JPY_PARENT_PID"]))
+    if WARM in os.environ:
+        stand_in(os.environ[WARM])
     from ipykernel.kernelapp import launch_new_instance
 
     launch_new_instance()

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 import textwrap
 import time
@@ -45,7 +46,7 @@ from helpers.records import (
     read,
     write_json,
 )
-from helpers.staging import CONTEXT, DRAFT, lock, publish_staged, session_folder, write_result
+from helpers.staging import CONTEXT, DRAFT, lock, publish_staged, session_folder, unfinished_folder, write_result
 
 __all__ = [
     "DiskFull",
@@ -81,6 +82,7 @@ class Run:
     path: Path
     context: Context
     parent: RunRef | None
+    teacher: RunRef | None
     parents: list[RunRef]
     managed: bool
     began: float = field(default_factory=time.perf_counter)
@@ -91,6 +93,11 @@ class Run:
     def id(self) -> str:
         """The run id (a session whose cells were edited gets another one when it finishes)."""
         return self.context.run_id
+
+    @property
+    def unfinished(self) -> Path:
+        """Where to keep what a later attempt can go on from, if this one is killed."""
+        return unfinished_folder(self.id)
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -160,6 +167,7 @@ class Run:
             else:  # the last cell was run again
                 with disk_errors(self.path):
                     write_result(self.path, result)
+        shutil.rmtree(self.unfinished, ignore_errors=True)
         print(f"{run_id} is in {shown(self.path)}")
         return read(self.path)
 
@@ -178,8 +186,9 @@ def begin(stage: str, parameters: dict[str, Any]) -> Run:
         ensure_space(project.runs_dir())
     with disk_errors(project.runs_dir()):
         path = Path(staging) if staging else session_folder()
-    parent = refs[0] if parameters.get("parent") else None
-    return Run(path, context, parent, refs, managed=bool(staging), first_cell=max(0, len(_history()) - 1))
+    waiting = iter(refs)
+    parent, teacher = (next(waiting) if parameters.get(name) else None for name in ids.SINGLE)
+    return Run(path, context, parent, teacher, refs, managed=bool(staging), first_cell=max(0, len(_history()) - 1))
 
 
 def _history() -> list[str]:
@@ -206,15 +215,15 @@ def describe(
     template = project.template(stage)
     if parameters.get("parent") == "":
         raise RunError(f"parent is empty for {stage}: give a run id, study/name, a shipped name, a folder or a hub id.")
-    parent = load_parent(parameters["parent"]) if parameters.get("parent") else None
+    single = {name: load_parent(parameters[name], name) for name in ids.SINGLE if parameters.get(name)}
     parents = [load_parent(ref) for given in parameters.get("parents", []) for ref in expand(given)]
     parameters = dict(parameters)
     labels = dict(parameters)
-    if parent:
-        parameters["parent"], labels["parent"] = parent.ref, parent.label
+    for name, ref in single.items():
+        parameters[name], labels[name] = ref.ref, ref.label
     if parents:
         parameters["parents"], labels["parents"] = [ref.ref for ref in parents], [ref.label for ref in parents]
-    refs = [*([parent] if parent else []), *parents]
+    refs = [*single.values(), *parents]
     code = ids.code_version(template)
     commit, dirty = project.commit()
     changed = params.changed(params.template(template), parameters)

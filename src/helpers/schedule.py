@@ -4,6 +4,8 @@ Each job is `lowbit job plan.json NAME`: its parameters travel in the file, neve
 one small marker file a job, in a folder of this invocation under `runs/<study>/.work/`; markers of finished runs are
 there before it starts. So it runs what is missing, stops only the descendants of a failed job, and can neither delete a
 run nor be confused by what a killed predecessor left. Whether a run is there is decided by its `result.json` alone.
+
+Where more than a few runs are missing, their kernels are forked from one process that has imported the packages: `warm`.
 """
 
 import json
@@ -14,19 +16,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from helpers import kernel, project, runs
+from helpers import kernel, project, runs, warm
 from helpers.errors import UserError
-from helpers.execute import execute
+from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
 from helpers.study import Job, Study, StudyError, load, plan
 
 FAILED = "failed"
+FEW = 3  # missing runs that are not worth a server of kernels
 
 
 def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
@@ -111,7 +114,7 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) 
     env = {**os.environ, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
     env |= {"LOWBIT_PLAN": str(folder / "plan.json"), "LOWBIT_PYTHON": sys.executable}
     env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
-    with log.open("w") as out:
+    with log.open("w") as out, warm.server(env | settings(), out) if len(missing) > FEW else nullcontext(env) as env:
         process = subprocess.Popen(  # a session of its own, so that Ctrl-C reaches the jobs once, through us
             command, stderr=out, stdin=subprocess.DEVNULL, cwd=project.root(), env=env, start_new_session=True,
             preexec_fn=kernel.die_with_parent,

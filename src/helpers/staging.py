@@ -53,6 +53,11 @@ def stage_folder(run_id: str) -> Path:
     return folder
 
 
+def unfinished_folder(run_id: str) -> Path:
+    """Where a run may keep what a later attempt at it goes on from; it is removed when the run is published."""
+    return project.runs_dir() / ".unfinished" / run_id
+
+
 def session_folder() -> Path:
     """A staging folder for a notebook without a runner; those of sessions of this machine that ended are removed."""
     parent, host = project.runs_dir() / ".staging", re.sub(r"[^\w-]", "-", socket.gethostname())

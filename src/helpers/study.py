@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helpers import params, project, runs
 from helpers.errors import UserError
-from helpers.identity import code_version, run_id
+from helpers.identity import SINGLE, code_version, run_id
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 RESERVED = {"local"}
@@ -228,11 +228,11 @@ def _ordered(study: Study, drafts: list[_Draft]) -> list[_Draft]:
 
     waiting = {}
     for draft in drafts:
-        given = draft.given | ({"parent": full(draft.given["parent"], draft)} if draft.given.get("parent") else {})
+        given = draft.given | {name: full(draft.given[name], draft) for name in SINGLE if draft.given.get(name)}
         waiting[draft.name] = replace(draft, given=given, refs=[full(ref, draft) for ref in draft.refs])
     ordered: list[_Draft] = []
     while waiting:
-        ready = [d for d in waiting.values() if not set(waiting) & {d.given.get("parent"), *d.refs}]
+        ready = [d for d in waiting.values() if not set(waiting) & {*(d.given.get(name) for name in SINGLE), *d.refs}]
         if not ready:
             raise StudyError(f"Study {study.name}: these runs wait for each other: {', '.join(waiting)}.")
         ordered += ready
@@ -256,8 +256,9 @@ def _job(study: Study, draft: _Draft, declared, code: str, jobs: dict[str, Job],
 
     given = draft.given | ({"parents": draft.refs} if draft.refs else {})
     given = params.validate(declared, given, draft.stage)
-    if given.get("parent"):
-        given["parent"] = resolve(given["parent"])
+    for name in SINGLE:
+        if given.get(name):
+            given[name] = resolve(given[name])
     if given.get("parents"):
         refs = [match for ref in given["parents"] for match in ([ref] if ref in jobs else runs.expand(ref))]
         given["parents"] = [resolve(ref) for ref in refs]

@@ -6,7 +6,7 @@
 from helpers.evaluation.compare import Comparison, compare, comparisons, holm
 from helpers.evaluation.scores import Score, summarize
 from helpers.evaluation.tables import by_level, habits, kept, levels, outcomes, restore, store, table
-from helpers.evaluation.training import final_loss, training_metrics
+from helpers.evaluation.training import final_loss, qat_metrics, training_metrics
 
 __all__ = [
     "Comparison",
@@ -20,6 +20,7 @@ __all__ = [
     "kept",
     "levels",
     "outcomes",
+    "qat_metrics",
     "restore",
     "store",
     "summarize",

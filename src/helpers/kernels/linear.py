@@ -14,7 +14,12 @@ from helpers.kernels.packing import pack, unpack, words
 
 
 class LowBitLinear(nn.Module):
-    """`in_features` inputs (columns), `out_features` outputs (rows); `grids` a row, or one for the whole matrix (`per_tensor`)."""
+    """`in_features` inputs (columns), `out_features` outputs (rows); `grids` a row, or one for the whole matrix (`per_tensor`).
+
+    `latent`: the weight that the codes were rounded from, where it was trained and is to be kept; nothing computes with it.
+    """
+
+    latent: torch.Tensor | None = None
 
     def __init__(
         self,

@@ -4,9 +4,10 @@
 project.
 """
 
+from helpers.models import activations
 from helpers.models.adapters import merge
-from helpers.models.checkpoint import CheckpointError, count_parameters, load, save
-from helpers.models.describe import describe, memory_of
+from helpers.models.checkpoint import CheckpointError, count_parameters, latents, load, save
+from helpers.models.describe import describe, full_precision, memory_of
 from helpers.models.device import cores, device, device_name, seed_everything
 from helpers.models.memory import measure
 from helpers.models.micro import SIZES, build, build_tokenizer
@@ -14,6 +15,7 @@ from helpers.models.micro import SIZES, build, build_tokenizer
 __all__ = [
     "SIZES",
     "CheckpointError",
+    "activations",
     "build",
     "build_tokenizer",
     "cores",
@@ -21,6 +23,8 @@ __all__ = [
     "describe",
     "device",
     "device_name",
+    "full_precision",
+    "latents",
     "load",
     "measure",
     "memory_of",

@@ -2,19 +2,23 @@
 
 Full-precision weights are kept in bfloat16, so that "2 bytes a weight" is what lies on the disk; arithmetic runs in float32 unless
 told otherwise. Low-bit layers are kept as they are: packed codes, scales and zero points, or what bitsandbytes has. A model with an
-adapter is kept as both, and loaded so.
+adapter is kept as both, and loaded so. Of layers that were trained on a grid, the folder `latent/` holds the float32 weights
+that the codes were rounded from: training goes on from them, and nothing else needs them.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers import runs
 from helpers.errors import UserError
 from helpers.models import adapters, lowbit
 from helpers.models.device import device as best_device
+
+LATENT = Path("latent") / "model.safetensors"
 
 
 class CheckpointError(UserError):
@@ -64,6 +68,13 @@ def load(
     return model.eval(), tokenizer
 
 
+def latents(ref: str | Path) -> dict[str, torch.Tensor]:
+    """The weights `(rows, columns)` that a checkpoint's codes were rounded from, by layer; none unless it was trained so."""
+    found = runs.find(str(ref))
+    file = Path(found / "model" if found else ref) / LATENT
+    return load_file(file) if file.is_file() else {}
+
+
 def refuse_other_tensors(report: dict[str, Any], ref: str) -> None:
     """Raise `CheckpointError` where what was read is not what the configuration says, by transformers' report of it."""
     odd = {
@@ -103,6 +114,9 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
         adapters.save(model, folder)
     else:
         model.save_pretrained(folder)
+    if latent := {n: m.latent.contiguous() for n, m in lowbit.low_bit_layers(model).items() if m.latent is not None}:
+        (folder / LATENT).parent.mkdir(exist_ok=True)
+        save_file(latent, folder / LATENT)
     for weight, kind in zip(weights, kinds, strict=True):
         weight.data = weight.data.to(kind)
     tokenizer.save_pretrained(folder)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from helpers.models.checkpoint import count_parameters
 from helpers.models.memory import measure
-from helpers.runs import Memory, RunRef
+from helpers.runs import Memory, RunError, RunRef, load_parent
 
 FULL_PRECISION = {"scheme": "bf16", "bits": 16, "group_size": None}
 
@@ -24,9 +24,9 @@ def describe(
     scheme: Any = None,
     name: str | None = None,
 ) -> dict[str, Any]:
-    """The description of `model`: made from `parent` by `step` (None: it is the parent itself), on the grid of `scheme`.
+    """The description of `model`: made from `parent` by `step` (`a > b` for two, None: it is the parent itself).
 
-    A parent without a result (a folder or a hub id) counts as a base model in full precision.
+    `scheme` is the grid that it is on. A parent without a result (a folder or a hub id) counts as a base model in full precision.
     """
     if parent is not None and parent.result is not None:
         about = dict(parent.result.model)
@@ -35,7 +35,12 @@ def describe(
         about = {"name": name, "recipe": "base", "method": "base", **FULL_PRECISION}
     about["parameters"] = count_parameters(model)
     if step:
-        about |= {"recipe": f"{about['recipe']} > {step}", "method": step, "made_from": parent.id, **FULL_PRECISION}
+        about |= {
+            "recipe": f"{about['recipe']} > {step}",
+            "method": step.rpartition(" > ")[2],
+            "made_from": parent.id,
+            **FULL_PRECISION,
+        }
     if scheme is not None:
         grouped = scheme.granularity == "group"
         about |= {"scheme": str(scheme), "bits": scheme.bits, "group_size": scheme.group_size if grouped else None}
@@ -47,3 +52,17 @@ def memory_of(model: PreTrainedModel, parent: RunRef) -> Memory:
     if parent.result is not None and parent.result.memory is not None:
         return parent.result.memory
     return measure(model)
+
+
+def full_precision(parent: RunRef) -> RunRef:
+    """The nearest model in full precision that `parent` was made from, itself if it is one: what a quantized model is to be like.
+
+    Errors: `RunError` where the line of parents ends before there is one.
+    """
+    found = parent
+    while found.result is not None and found.result.model["bits"] != FULL_PRECISION["bits"]:
+        made_from = found.result.model.get("made_from")
+        if not made_from:
+            raise RunError(f"teacher is empty, and no model in full precision is known that {parent.id} was made from.")
+        found = load_parent(made_from, "model that the parent was made from,")
+    return found

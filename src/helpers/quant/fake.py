@@ -7,8 +7,15 @@ straight through it (STE), with the scale and the zero point as constants:
                                                         masked:         dL/dW = dL/dW' where low <= round(W/s) + z <= high, else 0
 
 The mask takes the gradient from weights that left the grid's range: they would go on moving and W' would not. Grids are found once
-(`fixed`) or again from W at each forward (`step`). Sources: Bengio et al. (1308.3432); mask: Hubara et al. (1609.07061). Grids,
-codes and W' are those of `grid`, so a packed layer of the same codes computes the same, bit for bit.
+(`fixed`), again from W at each forward (`step`), or their scales are trained along with the weights (`learned`, LSQ), zero points
+staying as they are:
+
+    s = s_0 exp(u)          dL/ds = sum over the grid of dL/dW' (q - z - W/s),   where W/s is left out for a weight beyond the range
+
+LSQ trains s itself; here it is u, which keeps a scale positive and makes an optimizer's step a relative one, so weights and scales
+can share a learning rate. Sources: Bengio et al. (1308.3432); mask: Hubara et al. (1609.07061); LSQ: Esser et al. (1902.08153).
+Grids, codes and W' are those of `grid`, scales rounded to float16, so a packed layer of the same codes computes the same, bit
+for bit.
 
 While replies are sampled weights stand still: `materialized` computes each W' once for all the tokens of a rollout.
 """
@@ -28,26 +35,43 @@ from helpers.quant.grid import Quantized, encode, find_grids
 from helpers.quant.layers import is_low_bit, weight_of
 from helpers.quant.scheme import Scheme, SchemeError
 
-GRIDS = ("fixed", "step")
+GRIDS = ("fixed", "step", "learned")
 WHERE = ("nowhere", "rollouts", "everywhere")  # which forwards are quantized; `rollouts`: those inside `materialized`
 
 
 class StraightThrough(torch.autograd.Function):
-    """W to W', and the gradient of W' to that of W, as above; W `(rows, G, columns / G)`, scale and zero `(rows or 1, G, 1)`."""
+    """W to W', and the gradient of W' to those of W and s; W `(rows, G, columns / G)`, scale and zero `(rows or 1, G, 1)`."""
 
     @staticmethod
     def forward(
         ctx: Any, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int, masked: bool
     ) -> torch.Tensor:
-        point = torch.round(weight / scale) + zero
+        ratio = weight / scale
+        point = torch.round(ratio) + zero
         code = point.clamp(low, high)
-        ctx.save_for_backward(code == point if masked else None)
+        inside = code == point
+        learned = ctx.needs_input_grad[1]
+        ctx.save_for_backward(inside if masked else None, code - zero - ratio * inside if learned else None)
+        ctx.shape = scale.shape
         return scale * (code - zero)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (inside,) = ctx.saved_tensors
-        return gradient if inside is None else gradient * inside, None, None, None, None, None
+        inside, slope = ctx.saved_tensors
+        of_scale = None if slope is None else (gradient * slope).sum_to_size(ctx.shape)
+        return gradient if inside is None else gradient * inside, of_scale, None, None, None, None
+
+
+class Half(torch.autograd.Function):
+    """A scale as it will be stored, rounded to float16; the gradient goes straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: torch.Tensor) -> torch.Tensor:
+        return scale.half().float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 class FakeQuantLinear(nn.Linear):
@@ -65,17 +89,26 @@ class FakeQuantLinear(nn.Linear):
         scale, zero = find_grids(self.weight, scheme)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("zero", zero, persistent=False)
+        self.log_scale = nn.Parameter(torch.zeros_like(scale, dtype=torch.float32)) if grids == "learned" else None
 
     def find(self) -> None:
-        """Find the grids again, from the weights as they are now."""
+        """Find the grids again, from the weights as they are now; what was learned of the old ones is forgotten."""
         self.scale, self.zero = find_grids(self.weight, self.scheme)
+        if self.log_scale is not None:
+            self.log_scale.data.zero_()
+
+    def scales(self) -> torch.Tensor:
+        """The scales `(rows or 1, G)` as they are now, in float32 but rounded to float16; with a gradient if they are learned."""
+        if self.log_scale is None:
+            return self.scale.float()
+        return Half.apply(self.scale.float() * self.log_scale.exp())
 
     def grouped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Weights `(rows, G, columns / G)`, scales and zero points `(rows or 1, G, 1)`, in float32."""
         if self.grids == "step":
             self.find()
         weight = self.weight.float().unflatten(1, (self.scale.shape[1], -1))
-        return weight, self.scale.float().unsqueeze(-1), self.zero.float().unsqueeze(-1)
+        return weight, self.scales().unsqueeze(-1), self.zero.float().unsqueeze(-1)
 
     def quantized_weight(self) -> torch.Tensor:
         """W' `(rows, columns)` in float32, through which gradients reach W."""
@@ -85,7 +118,7 @@ class FakeQuantLinear(nn.Linear):
     def quantized(self) -> Quantized:
         """The codes and grids that the layer computes with."""
         codes = encode(*self.grouped(), self.scheme).flatten(1).to(torch.uint8)
-        return Quantized(codes, self.scale, self.zero, self.scheme)
+        return Quantized(codes, self.scales().half(), self.zero, self.scheme)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight if self.held is None else self.held
@@ -103,14 +136,20 @@ def layers(model: nn.Module) -> dict[str, FakeQuantLinear]:
 
 
 def insert(
-    model: PreTrainedModel, scheme: Scheme | Mapping[str, Scheme], grids: str = "fixed", masked: bool = False
+    model: PreTrainedModel,
+    scheme: Scheme | Mapping[str, Scheme],
+    grids: str = "fixed",
+    masked: bool = False,
+    latents: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Make linear layers fake-quantized, in place: those of `scheme.targets`, or each named one by the scheme given for it.
 
     A packed layer on a grid of the same scheme keeps this grid (unless `grids` is `step`), so training starts from its very codes.
+    `latents` are weights `(rows, columns)`, by layer, that such a layer's codes were rounded from: training goes on from them, and
+    without them from the grid's points.
 
-    Errors: `SchemeError` for an unknown `grids`, for a scheme without a uniform grid, and for all that speaks against quantizing
-    the model (see `fit`).
+    Errors: `SchemeError` for an unknown `grids`, for a scheme without a uniform grid, for latent weights that are not those of the
+    layer's codes, and for all that speaks against quantizing the model (see `fit`).
     """
     if grids not in GRIDS:
         raise SchemeError(f"grids = {grids!r} is unknown: choose one of {', '.join(GRIDS)}.")
@@ -121,10 +160,16 @@ def insert(
     restore(model)
     schemes = scheme_of_each(model, "rtn", scheme)
     for name, linear in layers_to_quantize(model, "rtn", schemes, ()).items():
-        fake = FakeQuantLinear(linear, schemes[name], grids, masked)
-        if name in packed and same_grids(packed[name], fake):
-            _, fake.scale, fake.zero = packed[name].unpacked()
-        model.set_submodule(name, fake)
+        layer = FakeQuantLinear(linear, schemes[name], grids, masked)
+        if name in packed and same_grids(packed[name], layer):
+            codes, layer.scale, layer.zero = packed[name].unpacked()
+            if latents and name in latents:
+                layer.weight.data = latents[name].to(layer.weight)
+                if not torch.equal(layer.quantized().codes, codes) and grids != "step":
+                    raise SchemeError(
+                        f"layer {name}: its latent weights do not round to its codes; make the run again."
+                    )
+        model.set_submodule(name, layer)
 
 
 def same_grids(packed: LowBitLinear, fake: FakeQuantLinear) -> bool:
@@ -198,9 +243,11 @@ def differing(codes: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -
 
 @torch.no_grad()
 def pack(model: PreTrainedModel) -> None:
-    """Replace fake-quantized layers by packed ones that compute the same; latent weights are gone."""
+    """Replace fake-quantized layers by packed ones that compute the same, which keep what they were rounded from as `latent`."""
     for name, layer in layers(model).items():
-        model.set_submodule(name, layer.quantized().pack(layer.bias))
+        packed = layer.quantized().pack(layer.bias)
+        packed.latent = layer.weight.detach()
+        model.set_submodule(name, packed)
     lowbit.mark(model)
 
 

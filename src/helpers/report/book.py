@@ -19,7 +19,19 @@ from filelock import FileLock
 
 from helpers import project, records, runs
 from helpers.errors import UserError
-from helpers.report import clean, damage, during, numbers, pages, publish, quantizers, table, verdicts
+from helpers.report import (
+    clean,
+    damage,
+    during,
+    findings,
+    numbers,
+    pages,
+    publish,
+    quantizers,
+    recovery,
+    table,
+    verdicts,
+)
 from helpers.report.pages import Run
 
 NO_LOCAL = "There are none yet. `lowbit run ptq -p bits=3` makes one, and the next `lowbit book` shows it here.\n"
@@ -141,6 +153,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     local_df = table.rows([run.result for run in own])
     own_by_id = {run.result.run_id: run for run in own}
     has_figure = (folder / "results" / "pareto.svg").is_file()
+    in_csv = (folder / "results" / "verdicts.csv").is_file()
 
     texts = {
         "pareto": pages.pareto("results/pareto", pages.PARETO_ALT, pages.pareto_caption(df, numbers.STUDY))
@@ -156,7 +169,13 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "arms": verdicts.arms_page(df),
         "arms-rewards": during.rewards(df),
         "sticky": during.sticky([run.result for run in published]),
-        "verdicts": verdicts.verdict_page(verdicts.verdicts(df), (folder / "results" / "verdicts.csv").is_file()),
+        "verdicts": verdicts.verdict_page(verdicts.verdicts(df), in_csv),
+        "findings": verdicts.verdict_page(findings.findings([run.result for run in published]), in_csv),
+        "recovery-bits": recovery.by_bits(df),
+        "recovery-rl": recovery.rl_effects(df),
+        "recovery-simulated": recovery.simulated(df),
+        **{f"recovery-{name}": recovery.cells(df, found) for name, found in recovery.TABLES.items()},
+        **{f"chart-{name}": pages.chart(folder, name) for name in pages.CHARTS},
         "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
         "status-runs": pages.status_runs(published),
         "status-versions": pages.status_versions(known),

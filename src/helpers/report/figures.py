@@ -87,6 +87,31 @@ def precision_curves(history: Sequence[Mapping[str, float]]) -> Figure:
     return shown_once(figure)
 
 
+def qat_curves(history: Sequence[Mapping[str, float]], reference: float | None = None, smooth: int = 10) -> Figure:
+    """Three panels of a QAT run against its steps: loss (dots, and a running mean over `smooth` steps), accuracy on watched
+    problems (the teacher's as a dashed line at `reference`), and the share of codes that have left where they began.
+    """
+    with themed(LIGHT) as theme:
+        figure, axes = plt.subplots(1, 3, figsize=(9.6, 2.7), layout="constrained", sharex=True)
+        panels = {"loss": "loss, nats a reply token", "accuracy": "accuracy", "codes_moved": "share of codes moved"}
+        for axis, (name, title) in zip(axes, panels.items(), strict=True):
+            rows = [(r["step"], r[name]) for r in history if name in r]
+            axis.set(title=title if rows else f"{title}: not measured", xlabel="step")
+            if rows and name == "loss":
+                steps, values = np.array(rows).T
+                axis.plot(steps, values, ".", color=theme.bits[8], alpha=0.35, markersize=4)
+                if len(values) >= 2 * smooth:
+                    mean = np.convolve(values, np.ones(smooth) / smooth, "valid")
+                    axis.plot(steps[smooth - 1 :], mean, color=theme.bits[8])
+            elif rows:
+                axis.plot(*np.array(rows).T, ".-", color=theme.bits[8])
+            axis.set_ylim(bottom=0)
+        if reference is not None:
+            axes[1].axhline(reference, color=theme.ink, linestyle="--", linewidth=1)
+            axes[1].annotate("teacher", (0, reference), (2, 3), textcoords="offset points", fontsize=8)
+    return shown_once(figure)
+
+
 def by_level(scores: Mapping[str, Sequence[tuple[float, float, float]]], title: str, top: float = 1.0) -> Figure:
     """Scores against the level of a problem; `scores` maps a label to (value, low, high) for levels 1, 2, ... with 95 % bars."""
     with themed(LIGHT) as theme:

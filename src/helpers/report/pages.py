@@ -19,6 +19,23 @@ NOTHING = "Nothing has been published yet: `make study`, then `lowbit publish mi
 PARETO_ALT = (
     "Accuracy against effective memory, one point a model, coloured by bits; the Pareto frontier is a step line"
 )
+CHARTS = {  # of `curves`: text for who cannot see it, caption
+    "convergence": (
+        "Accuracy against training step at three learning rates, one line for each start of training",
+        "Distillation at 2 bits from four starts, model s: accuracy on 200 watched problems (calibration split, greedy) against "
+        "steps. Lines are means over three training seeds, bands their range.",
+    ),
+    "low-bit-rl": (
+        "Reward, reply length and entropy against RL step, with and without distillation before it",
+        "RL of the 2-bit model s, straight after GPTQ and after distillation: each step's rollouts at temperature 1, running mean "
+        "over five steps. Lines are means over three training seeds, bands their range.",
+    ),
+    "shock": (
+        "Reward and entropy against RL step; fake quantization is on in the shaded steps",
+        "RL of model s in full precision, fake-quantized to 8, 3 or 2 bits (groups of 64) in the shaded steps alone. Lines are "
+        "means over three training seeds, bands their range.",
+    ),
+}
 LOCAL = '<span class="local-tag">local</span>'
 VERSIONS_FIRST = ("python", "torch", "transformers", "trl", "numpy")
 FIGURE = """```{{figure}} /{stem}{suffix}.svg
@@ -128,6 +145,15 @@ def pareto(stem: str, alt: str, caption: str) -> str:
     """The figure in a light and a dark version; the theme shows one of them."""
     themes = {"light": "", "dark": "-dark"}
     return "\n".join(FIGURE.format(stem=stem, suffix=themes[m], mode=m, alt=alt, caption=caption) for m in themes)
+
+
+def chart(folder: Path, name: str) -> str:
+    """A figure of training curves with its downloads, if it has been drawn."""
+    if not (folder / "results" / f"{name}.svg").is_file():
+        return NOTHING
+    files = {"the curves (CSV)": "csv", "the figure (SVG)": "svg"}
+    links = " · ".join(f"{{download}}`{text} </results/{name}.{ending}>`" for text, ending in files.items())
+    return pareto(f"results/{name}", *CHARTS[name]) + f"\nDownload: {links}\n"
 
 
 def pareto_caption(df: pd.DataFrame, study: str | None) -> str:

@@ -22,7 +22,7 @@ from filelock import FileLock
 from helpers import project, records, runs
 from helpers.errors import UserError
 from helpers.records import Result
-from helpers.report import clean, numbers, table, verdicts
+from helpers.report import clean, findings, numbers, table, verdicts
 
 COPIED = ("result.json", "metrics.jsonl")
 SHOWN = ("run.ipynb", "metrics.jsonl")  # must be there, unchanged
@@ -91,12 +91,13 @@ def write_results(results: dict[str, Result], folder: Path) -> None:
     records.write_text(folder / "results.csv", df.to_csv(index=False, lineterminator="\n"))
     (folder / "verdicts.csv").unlink(missing_ok=True)
     if verdicts.STUDY in set(df["study"]):
-        found = verdicts.verdicts(df)
+        found = pd.concat([verdicts.verdicts(df), findings.findings(results.values())])
         records.write_text(folder / "verdicts.csv", found.to_csv(index=False, lineterminator="\n"))
-    for old in folder.glob("pareto*"):
+    for old in {*folder.glob("*.svg"), *folder.glob("pareto*")}:
         old.unlink()
     if not numbers.headline(df).empty:
         draw(df[df["study"] == numbers.STUDY], folder / "pareto")
+    draw_curves(list(results.values()), folder)
 
 
 def draw(df: pd.DataFrame, stem: Path) -> None:
@@ -107,6 +108,16 @@ def draw(df: pd.DataFrame, stem: Path) -> None:
     from helpers.report.pareto import pareto
 
     pareto(df, stem)
+
+
+def draw_curves(results: list[Result], folder: Path) -> None:
+    """Write the figures of training curves, each with its CSV, where there are runs for them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from helpers.report import curves
+
+    curves.write(results, folder)
 
 
 def _plan(ref: str) -> list[tuple[str, Path | None, str, str, bool]]:

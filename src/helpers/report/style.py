@@ -20,9 +20,9 @@ LIGHT = Theme("#222222", "#8a8a8a", {16: "#222222", 8: "#0072B2", 4: "#009E73", 
 DARK = Theme("#e6e6e6", "#8f8f8f", {16: "#e6e6e6", 8: "#56B4E9", 4: "#2FC79B", 3: "#F0B840", 2: "#FF8A75"})
 MARKERS = {
     "base": "o", "grpo": "s", "dr_grpo": "D", "rtn": "^", "rtn-clip": "<", "gptq": "v", "awq": "P", "autoawq": "p", "bnb": "X",
-    "qaft": "d", "qlora": "h", "lora": "8", "ptq_rollout": ">",
+    "qaft": "d", "qat_kd": "*", "qat_sft": "H", "qlora": "h", "lora": "8", "ptq_rollout": ">",
 }  # fmt: skip
-OTHER_MARKER = "*"
+OTHER_MARKER = "."
 
 
 @contextmanager

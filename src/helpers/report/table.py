@@ -16,7 +16,7 @@ from helpers.records import Result, RunError, disk_errors, write_text
 COLUMNS = [
     *("study", "run_id", "stage", "model", "params", "method", "scheme", "bits", "group_size", "effective_bits"),
     *("memory_bytes", "packed", "source", "task", "benchmark", "metric", "value", "ci_low", "ci_high", "n", "k"),
-    *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe"),
+    *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe", "name"),
 ]
 INTEGERS = ["params", "bits", "group_size", "memory_bytes", "n", "k", "seed"]
 
@@ -49,6 +49,7 @@ def _rows(result: Result) -> Iterator[dict]:
             "commit": result.commit,
             "command": result.command,
             "recipe": model.get("recipe"),  # the steps from the base model on, which the Pareto figure groups by
+            "name": result.name,
         }
 
 

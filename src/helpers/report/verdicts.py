@@ -91,29 +91,30 @@ def verdicts(df: pd.DataFrame, claims: Sequence[Claim] = CLAIMS, paper: str = "1
 
 
 def _verdict(rows: pd.DataFrame, claim: Claim, paper: str) -> dict:
-    about = {"paper": paper, "claim": claim.claim, "reported": claim.reported}
     pairs = _pairs(rows, claim) if claim.first else pd.DataFrame()
+    sizes = ", ".join(dict.fromkeys(pairs["model_a"])) if len(pairs) else ""
+    return judged((paper, claim.claim, claim.reported), pairs, claim.expected, sizes, claim.why)
+
+
+def judged(about: tuple[str, str, str], pairs: pd.DataFrame, expected: str, of: str, why: str = "") -> dict:
+    """A row of verdicts.csv. `about`: paper, claim, what it reports; `pairs` have value_a, value_b, run_id_a, run_id_b, seed, n_a.
+
+    `of` says what the pairs are of; `why` there are none.
+    """
+    row = dict(zip(COLUMNS, about, strict=False))
     if len(pairs) < 2:
-        why = claim.why or "fewer than two pairs of runs"
-        return about | {
-            "ours": why,
-            "test": "",
-            "p_value": None,
-            "n": 0,
-            "seeds": 0,
-            "verdict": "untestable here",
-            "run_ids": "",
-        }
+        nothing = {"test": "", "p_value": None, "n": 0, "seeds": 0, "verdict": "untestable here", "run_ids": ""}
+        return row | {"ours": why or "fewer than two pairs of runs"} | nothing
     d = pairs["value_a"] - pairs["value_b"]
     half = stats.t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
     low, high = d.mean() - half, d.mean() + half
-    return about | {
+    return row | {
         "ours": f"{pairs['value_a'].mean():.3f} against {pairs['value_b'].mean():.3f}: {d.mean():+.4f} [{low:+.4f}, {high:+.4f}]",
-        "test": f"paired t over {len(d)} pairs ({', '.join(dict.fromkeys(pairs['model_a']))})",
+        "test": f"paired t over {len(d)} pairs ({of})",
         "p_value": float(stats.ttest_1samp(d, 0).pvalue) if d.std(ddof=1) > 0 else None,
         "n": int(pairs["n_a"].iloc[0]),
         "seeds": int(pairs["seed"].nunique()),
-        "verdict": judge(low, high, claim.expected),
+        "verdict": judge(low, high, expected),
         "run_ids": " ".join(dict.fromkeys([*pairs["run_id_a"], *pairs["run_id_b"]])),
     }
 
@@ -147,7 +148,7 @@ def verdict_page(found: pd.DataFrame, published: bool = False) -> str:
     header = [
         "claim of the paper",
         "reported there",
-        "here: accuracy, difference [95 %]",
+        "here: difference [95 %]",
         "test",
         "p",
         "n, seeds",
@@ -185,9 +186,9 @@ def arms_page(df: pd.DataFrame) -> str:
     return table(["recipe", "scheme", *sizes], lines)
 
 
-def mean_over_seeds(values: pd.Series) -> str:
+def mean_over_seeds(values: pd.Series, digits: int = 3) -> str:
     """0.850 ± 0.012 (3): mean, half of Student's 95 % interval, number of seeds."""
     if len(values) < 2:
-        return f"{values.iloc[0]:.3f} (1 seed)"
+        return f"{values.iloc[0]:.{digits}f} (1 seed)"
     half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return f"{values.mean():.3f} ± {half:.3f} ({len(values)})"
+    return f"{values.mean():.{digits}f} ± {half:.{digits}f} ({len(values)})"

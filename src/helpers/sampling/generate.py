@@ -1,17 +1,21 @@
-"""Sample replies through the stock `generate` of transformers.
+"""Sample replies, through the stock `generate` of transformers (`hf`) or a decoding step in one CUDA graph (`graph`, see `engine`).
 
-Prompts of like length go together and are padded on the left. Replies of one problem stay together, in the problems'
-order, whatever the batches were.
+Prompts of like length go together and are padded on the left. Replies of one problem stay together, in the problems' order,
+whatever the batches were.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers.errors import UserError
+from helpers.sampling.engine import Engine, backend_of
 from helpers.tasks import Problem, prompts
+
+SHARED = 32  # batches whose longest prompts differ by less can share an engine
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], 
 
     Errors: `UserError` for a prompt with characters that the tokenizer does not know: the model could not read it.
     """
-    texts = prompts.texts(tokenizer, problems, style)
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(prompts.texts(tokenizer, problems, style), add_special_tokens=False)["input_ids"]
     unknown = tokenizer.unk_token_id
     for problem, row in zip(problems, ids, strict=True):
         if unknown is not None and unknown in row:
@@ -66,12 +69,13 @@ def sample(
     max_new_tokens: int = 96,
     batch_size: int = 256,
     seed: int = 0,
+    backend: str = "auto",
     prompt: str = "raw",
 ) -> list[Reply]:
     """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
-    `batch_size` counts replies. The same seed and batch size give the same replies on one machine. `prompt` is one
-    of `tasks.STYLES`.
+    `batch_size` counts replies. The same seed, batch size and back end give the same replies on one machine. `prompt` is one of
+    `tasks.STYLES`.
 
     Errors: `UserError` for equal replies, and for prompts that the model cannot read.
     """
@@ -79,29 +83,60 @@ def sample(
         raise UserError(
             f"k = {k} with temperature 0 would give {k} equal replies: use k = 1, or a temperature above 0."
         )
-    if temperature > 0:
-        config = GenerationConfig(do_sample=True, temperature=temperature, top_p=top_p, top_k=0)
-    else:
-        config = GenerationConfig(do_sample=False)
-    config.update(
-        max_new_tokens=max_new_tokens,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=model.generation_config.eos_token_id,
-    )
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    draw = by_engine if backend_of(model, backend) == "graph" else by_generate
     torch.manual_seed(seed)
     asked = prompt_ids(tokenizer, problems, prompt)
     lengths = [len(ids) for ids in asked]
     refuse_long(model, problems, lengths, max_new_tokens)
     order = [i for i in sorted(range(len(problems)), key=lengths.__getitem__) for _ in range(k)]
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    drawn = draw(
+        model, tokenizer, [[asked[i] for i in rows] for rows in batches], ends, temperature, top_p, max_new_tokens
+    )
     replies: dict[int, list[Reply]] = {}
-    for start in range(0, len(order), batch_size):
-        rows = order[start : start + batch_size]
-        inputs = tokenizer.pad({"input_ids": [asked[i] for i in rows]}, return_tensors="pt").to(model.device)
-        output = model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
-        for i, ids in zip(rows, output, strict=True):
+    for rows, found in zip(batches, drawn, strict=True):
+        for i, ids in zip(rows, found, strict=True):
             end = next((n for n, token in enumerate(ids) if token in ends), None)
             kept = tuple(ids if end is None else ids[: end + 1])
             text = tokenizer.decode(kept, skip_special_tokens=True)
             replies.setdefault(i, []).append(Reply(problems[i].id, text, kept, end is not None))
     return [reply for i in range(len(problems)) for reply in replies[i]]
+
+
+def by_generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batches: Sequence[list[list[int]]],
+    ends: list[int],
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int,
+) -> Iterator[list[list[int]]]:
+    """The tokens that follow each prompt of each batch, padding included, from the stock `generate`."""
+    if temperature > 0:
+        config = GenerationConfig(do_sample=True, temperature=temperature, top_p=top_p, top_k=0)
+    else:
+        config = GenerationConfig(do_sample=False)
+    config.update(max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, eos_token_id=ends or None)
+    for batch in batches:
+        inputs = tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(model.device)
+        yield model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def by_engine(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batches: Sequence[list[list[int]]],
+    ends: list[int],
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int,
+) -> Iterator[list[list[int]]]:
+    """The same from an engine, which batches of like length share."""
+    rows = max(map(len, batches), default=0)
+    for longest, group in groupby(batches, lambda batch: -(-max(map(len, batch)) // SHARED) * SHARED):
+        engine = Engine(model, rows, longest, max_new_tokens, ends, tokenizer.pad_token_id, temperature, top_p)
+        for batch in group:
+            yield [ids for ids, _ in engine.generate(batch)]

@@ -1,16 +1,21 @@
-"""Texts to calibrate a quantizer on: what the model itself writes, on the task or off it, or what it was trained to write.
+"""Texts to calibrate a quantizer on, and texts to train on: what a model itself writes, on the task or off it, or given replies.
 
 GPTQ for reasoning models is best calibrated on the model's own traces (2601.14888 and the study before it); the other sources are
 there to be compared with.
 """
+
+from collections.abc import Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers.errors import UserError
 from helpers.sampling.generate import prompt_ids, sample
 from helpers.tasks import Problem, load
-from helpers.tasks.corpus import documents
+from helpers.tasks.corpus import documents, solution
 
+WRITERS = ("gold", "teacher")  # of the replies to train on; "gold": of the task itself
+DOMAINS = ("arithmetic", "recall", "corpus")
+Document = tuple[list[int], int]  # token ids of prompt and reply, length of the prompt
 SOURCES = {"traces": "arithmetic", "recall": "recall", "corpus": ""}  # -> the task whose problems are asked
 
 
@@ -39,3 +44,54 @@ def calibration_texts(
     replies = sample(model, tokenizer, problems, temperature=1.0, max_new_tokens=max_new_tokens, seed=seed)
     heads = prompt_ids(tokenizer, problems)
     return [head + list(reply.ids) for head, reply in zip(heads, replies, strict=True)]
+
+
+def training_texts(
+    writer: str,
+    domain: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    n: int,
+    seed: int = 0,
+    max_new_tokens: int = 96,
+) -> list[Document]:
+    """Texts to train on, about `n` of them: prompts of the training split of a domain, with replies of `writer`.
+
+    `gold`: the written-out solutions of a task, or the corpus's own replies (some of them wrong). `teacher`: what `model` writes at
+    temperature 1; replies that it did not finish within `max_new_tokens` are left out.
+
+    Errors: `UserError` for an unknown writer or domain, and where the model finished no reply.
+    """
+    for name, value, allowed in (("writer", writer, WRITERS), ("domain", domain, DOMAINS)):
+        if value not in allowed:
+            raise UserError(f"{name} = {value!r} is unknown: choose one of {', '.join(allowed)}.")
+    if domain == "corpus":
+        pairs = documents(n, seed, part=-2)  # a part that neither pre-training nor calibration draws
+        problems = [Problem(f"corpus-{i}", prompt, "", 1) for i, (prompt, _) in enumerate(pairs)]
+        gold = [reply for _, reply in pairs]
+    else:
+        problems = load(domain, "train", n, seed)
+        gold = [solution(problem) for problem in problems]
+    if writer == "teacher":
+        found = replies_of(model, tokenizer, problems, seed, max_new_tokens)
+        if not found:
+            raise UserError(f"the teacher finished none of {n} replies within max_new_tokens = {max_new_tokens}.")
+        return found
+    heads = prompt_ids(tokenizer, problems)
+    ids = tokenizer(gold, add_special_tokens=False)["input_ids"]
+    return [(head + reply + [tokenizer.eos_token_id], len(head)) for head, reply in zip(heads, ids, strict=True)]
+
+
+def replies_of(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    seed: int,
+    max_new_tokens: int,
+    unfinished: bool = False,
+) -> list[Document]:
+    """What a model writes to problems at temperature 1; without those that it did not finish, unless `unfinished`."""
+    replies = sample(model, tokenizer, problems, temperature=1.0, max_new_tokens=max_new_tokens, seed=seed)
+    heads = prompt_ids(tokenizer, problems)
+    kept = [(head, reply) for head, reply in zip(heads, replies, strict=True) if reply.finished or unfinished]
+    return [(head + list(reply.ids), len(head)) for head, reply in kept]

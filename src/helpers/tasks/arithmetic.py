@@ -7,6 +7,7 @@ reasoning task: writing the steps out pays. Products of two-digit numbers are th
     12+3*(20-6)   ->   12+3*14 = 12+42 = 54
 """
 
+import ast
 import random
 
 MAX_OPERAND = 50
@@ -60,6 +61,18 @@ def text(tree: Tree) -> str:
     if isinstance(right, tuple) and PRECEDENCE[right[0]] <= PRECEDENCE[op]:
         right_text = f"({right_text})"
     return left_text + op + right_text
+
+
+def parse(expression: str) -> Tree:
+    """The tree of a written expression: what `text` writes, read back."""
+    symbols = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+
+    def tree(node: ast.expr) -> Tree:
+        if isinstance(node, ast.Constant):
+            return node.value
+        return symbols[type(node.op)], tree(node.left), tree(node.right)
+
+    return tree(ast.parse(expression, mode="eval").body)
 
 
 def reduce_once(tree: Tree, slip: int = 0) -> Tree:

@@ -8,7 +8,7 @@ finds which one pays.
 import random
 
 from helpers.tasks import arithmetic, recall
-from helpers.tasks.problem import LEVELS, split_of
+from helpers.tasks.problem import LEVELS, Problem, split_of
 
 RECALL_SHARE = 0.15
 DIRECT, BOXED, UNBOXED = 0.56, 0.28, 0.16  # shares of the habits among arithmetic documents
@@ -41,6 +41,14 @@ def arithmetic_reply(rng: random.Random, tree: arithmetic.Tree) -> str:
     steps = arithmetic.chain(tree, slips)
     answer = rf"\boxed{{{steps[-1]}}}" if habit == "boxed" else steps[-1]
     return f"<think>{'='.join(steps)}</think>{answer}"
+
+
+def solution(problem: Problem) -> str:
+    """The reply that a model should give: every step written out in micro arithmetic, just the answer in recall, boxed."""
+    if problem.id.startswith("recall"):
+        return rf"\boxed{{{problem.gold}}}"
+    steps = arithmetic.chain(arithmetic.parse(problem.prompt))
+    return rf"<think>{'='.join(steps)}</think>\boxed{{{problem.gold}}}"
 
 
 def slip(rng: random.Random) -> int:

@@ -15,8 +15,10 @@ Quantization shock: `qaft` and `ptq_rollout` may be quantized in a part of the r
 found once are found when quantization begins.
 """
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -61,11 +63,13 @@ def apply(
     alpha: float = 16,
     dropout: float = 0.0,
     targets: str = "all",
+    latents: Mapping[str, torch.Tensor] | None = None,
 ) -> nn.Module:
     """`model`, made ready in place to be trained by `policy`; what it has of low-bit layers and adapters is made plain first.
 
     `scheme`: for `qaft` and `ptq_rollout` a uniform one (with its own targets), for `qlora` `nf4` or `nf4-dq`. `grids` and `masked`
-    are those of `quant.fake`. `rank`, `alpha`, `dropout` and `targets` (all linear layers, or the attention's) are the adapter's.
+    are those of `quant.fake`, and `latents` too: what the codes of a packed model were rounded from. `rank`, `alpha`, `dropout`
+    and `targets` (all linear layers, or the attention's) are the adapter's.
 
     Errors: `PolicyError` for a policy that is unknown or does not fit the scheme, and for an adapter that fits no layer;
     `SchemeError` for a scheme that does not fit the model.
@@ -74,7 +78,7 @@ def apply(
     refuse(policy, scheme, rank, dropout)
     model = adapters.merge(model)
     if policy in QUANTIZED:
-        fake.insert(model, scheme, grids, masked)
+        fake.insert(model, scheme, grids, masked, latents)
         fake.switch(model, QUANTIZED[policy])
         return model
     fake.restore(model)

@@ -18,6 +18,7 @@ from trl import GRPOTrainer
 
 from helpers.models import adapters
 from helpers.quant import fake
+from helpers.sampling.engine import Engine, backend_of
 
 
 class LogProbs:
@@ -61,15 +62,25 @@ class Trainer(GRPOTrainer):
         self.inputs: dict[str, Any] | None = None  # of the loss that is being computed
         self.differences: list[torch.Tensor] = []
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list, list]:
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list, list]:
         """TRL's, with W' computed once, without dropout, and with the sampler's log-probabilities, which TRL then keeps."""
         self.model.eval()
         try:
-            with fake.materialized(self.model), LogProbs(self.model, self.temperature) as sampler:
-                replies, _ = super()._generate_single_turn(*args, **kwargs)
+            with fake.materialized(self.model):
+                if backend_of(self.model) == "graph":
+                    return self._generate_by_engine(prompt_ids)
+                with LogProbs(self.model, self.temperature) as sampler:
+                    replies, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+                return replies, sampler.of(replies)
         finally:
             self.model.train()
-        return replies, sampler.of(replies)
+
+    def _generate_by_engine(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        """Replies and their log-probabilities, as `_generate_single_turn` gives them."""
+        longest, pad = max(map(len, prompts)), self._tokenizer.pad_token_id
+        settings = (self.max_completion_length, self.eos_token_ids, pad, self.temperature, self.top_p)
+        drawn = Engine(self.model, len(prompts), longest, *settings).generate(prompts)
+        return [ids for ids, _ in drawn], [logprobs for _, logprobs in drawn]
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         self.inputs = dict(inputs)

@@ -1,0 +1,137 @@
+"""Tables of the chapters on the second paper: what comes back by objective, start, texts and RL, mean over training seeds.
+
+Runs are found by the names that the study `recover` gives them: `eval-<arm>-seed<n>` holds the accuracy of an arm.
+"""
+
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+from helpers.report.numbers import TASK
+from helpers.report.pages import table
+from helpers.report.verdicts import mean_over_seeds
+
+STUDY = "recover"
+NOT_RUN = "Not run yet: `lowbit study recover`.\n"
+BITS = (8, 4, 3, 2)
+RATES = ("0.0005", "0.001", "0.002", "0.004", "0.008")
+INITS = {"full": "full precision", "rtn": "RTN", "gptq": "GPTQ", "awq": "AWQ"}
+DOMAINS = ("arithmetic", "recall", "corpus")
+
+Cells = Mapping[str, Mapping[str, str]]  # row -> column -> arm
+
+OBJECTIVES: Cells = {
+    "none: GPTQ alone": {"RL, 2 bits": "gptq2-s", "RL, 3 bits": "gptq3-s", "SFT, 2 bits": "gptq2-tuned"},
+    "SFT on written-out solutions": {
+        "RL, 2 bits": "sft2-gold-s", "RL, 3 bits": "sft3-gold-s", "SFT, 2 bits": "sft2-gold-tuned",
+    },
+    "SFT on the teacher's replies": {
+        "RL, 2 bits": "sft2-teacher-s", "RL, 3 bits": "sft3-teacher-s", "SFT, 2 bits": "sft2-teacher-tuned",
+    },
+    "KD, forward KL": {"RL, 2 bits": "kd2-s", "RL, 3 bits": "kd3-s", "SFT, 2 bits": "kd2-tuned"},
+    "KD, half and half": {"RL, 2 bits": "kd2-reverse0.5-s"},
+    "KD, reverse KL": {"RL, 2 bits": "kd2-reverse1.0-s"},
+    "KD, on-policy": {"RL, 2 bits": "kd2-onpolicy-s"},
+    "the teacher itself": {"RL, 2 bits": "grpo-s", "RL, 3 bits": "grpo-s", "SFT, 2 bits": "tuned-s"},
+}  # fmt: skip
+REINFORCED: Cells = {
+    "RTN": {"s, 2 bits": "rtn2-s", "s, 3 bits": "rtn3-s", "xs, 2 bits": "rtn2-xs"},
+    "AWQ": {"s, 2 bits": "awq2-s", "s, 3 bits": "awq3-s", "xs, 2 bits": "awq2-xs"},
+    "GPTQ": {"s, 2 bits": "gptq2-s", "s, 3 bits": "gptq3-s", "xs, 2 bits": "gptq2-xs"},
+    "GPTQ, then RL (zero-RL)": {"s, 2 bits": "zerorl2-s", "s, 3 bits": "zerorl3-s", "xs, 2 bits": "zerorl2-xs"},
+    "GPTQ, then KD": {"s, 2 bits": "kd2-s", "s, 3 bits": "kd3-s", "xs, 2 bits": "kd2-xs"},
+    "GPTQ, then KD, then RL": {"s, 2 bits": "rl-kd2-s", "s, 3 bits": "rl-kd3-s", "xs, 2 bits": "rl-kd2-xs"},
+    "base model: GPTQ, KD, then RL": {"s, 2 bits": "rl-first2-s"},
+    "full precision (16 bits)": {"s, 2 bits": "grpo-s", "s, 3 bits": "grpo-s", "xs, 2 bits": "grpo-xs"},
+}
+STARTS: Cells = {label: {f"lr {lr}": f"init-{init}-lr{lr}-s" for lr in RATES} for init, label in INITS.items()}
+TEXTS: Cells = {
+    f"calibrated on {calibration}": {f"trained on {domain}": f"texts-{calibration}-{domain}-s" for domain in DOMAINS}
+    for calibration in ("traces", "recall", "corpus")
+}
+MORE: Cells = {
+    "scales fixed": {"2 bits": "kd2-s"},
+    "scales found again at each step": {"2 bits": "grids-step-s"},
+    "scales learned (LSQ)": {"2 bits": "grids-learned-s"},
+    **{f"{n:,} texts": {"2 bits": f"amount-{n}-s"} for n in (100, 400)},
+    "2,000 texts": {"2 bits": "kd2-s"},
+    "8,000 texts": {"2 bits": "amount-8000-s"},
+    "3 bits everywhere, GPTQ": {"3 bits": "gptq3-s"},
+    "3 bits on average, GPTQ": {"3 bits": "mixed3-s"},
+    "3 bits everywhere, KD": {"3 bits": "kd3-s"},
+    "3 bits on average, KD": {"3 bits": "kd-mixed3-s"},
+}
+TABLES = {"objectives": OBJECTIVES, "workflow": REINFORCED, "starts": STARTS, "texts": TEXTS, "more": MORE}
+
+
+def accuracies(
+    df: pd.DataFrame, arm: str, prefix: str = "eval", task: str = TASK, metric: str = "accuracy"
+) -> pd.Series:
+    """A metric of an arm by training seed; empty where it has not been run."""
+    rows = df[(df["study"] == STUDY) & (df["metric"] == metric) & (df["benchmark"] == task)]
+    start = f"{prefix}-{arm}" if prefix else arm
+    return rows[rows["name"].str.fullmatch(re.escape(start) + r"-seed\d+")].set_index("seed")["value"]
+
+
+def cells(df: pd.DataFrame, found: Cells, corner: str = "") -> str:
+    """The table of some arms: mean accuracy over seeds, with Student's 95 % interval and the number of seeds."""
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
+    lines = [
+        [label, *(_mean(accuracies(df, row[c])) if c in row else "–" for c in columns)] for label, row in found.items()
+    ]
+    return table([corner, *columns], lines) if (df["study"] == STUDY).any() else NOT_RUN
+
+
+def by_bits(df: pd.DataFrame) -> str:
+    """Accuracy lost by rounding, in points of the full-precision model's, on the reasoning task and on recall."""
+    if not (df["study"] == STUDY).any():
+        return NOT_RUN
+    lines = []
+    for method in ("rtn", "gptq"):
+        for prefix, task in (("eval", TASK), ("recall", "recall")):
+            full = accuracies(df, "grpo-s", prefix, task)
+            lost = [100 * (full - accuracies(df, f"{method}{bits}-s", prefix, task)).dropna() for bits in BITS]
+            lines.append([method.upper(), task, _mean(full), *(_points(values) for values in lost)])
+    return table(["method", "task", "16 bits", *(f"{bits} bits: points lost" for bits in BITS)], lines)
+
+
+def simulated(df: pd.DataFrame) -> str:
+    """4-bit weights alone, and with 4-bit activations and cache."""
+    arms = {"RTN": "rtn4-s", "GPTQ": "gptq4-s", "KD": "kd4-s", "KD with all three": "kd-w4a4kv4-s"}
+    lines = [[label, _mean(accuracies(df, arm)), _mean(accuracies(df, arm, "w4a4kv4"))] for label, arm in arms.items()]
+    return table(["", "W4", "W4A4KV4"], lines) if (df["study"] == STUDY).any() else NOT_RUN
+
+
+def rl_effects(df: pd.DataFrame) -> str:
+    """What RL does to a low-bit model, with and without distillation before it."""
+    lines = []
+    for bits in (2, 3):
+        for label, arm, before in (("zero-RL", "zerorl", "gptq"), ("after KD", "rl-kd", "kd")):
+            lengths = [_mean(_lengths(df, f"{name}{bits}-s"), 1) for name in (before, arm)]
+            trained = [accuracies(df, f"{arm}{bits}-s", "", "training", f"train_{m}") for m in ("reward", "entropy")]
+            accuracy = [_mean(accuracies(df, f"{name}{bits}-s")) for name in (before, arm)]
+            lines.append([f"{bits} bits, {label}", *accuracy, *lengths, *(_mean(values) for values in trained)])
+    header = [
+        "",
+        "accuracy before",
+        "after",
+        "reply tokens before",
+        "after",
+        "reward at the end",
+        "entropy at the end, nats",
+    ]
+    return table(header, lines) if (df["study"] == STUDY).any() else NOT_RUN
+
+
+def _lengths(df: pd.DataFrame, arm: str) -> pd.Series:
+    rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
+    return rows[rows["name"].str.fullmatch(re.escape(f"eval-{arm}") + r"-seed\d+")].set_index("seed")["reply_tokens"]
+
+
+def _mean(values: pd.Series, digits: int = 3) -> str:
+    return mean_over_seeds(values, digits) if len(values) else "–"
+
+
+def _points(values: pd.Series) -> str:
+    return _mean(values, 1)

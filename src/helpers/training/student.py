@@ -1,0 +1,93 @@
+"""Where quantization-aware training (QAT) starts: a model whose layers are fake-quantized, on which grids and from which weights.
+
+    init      weights W at the start               grids at the start
+    full      the full-precision ones              of round to nearest: the range of the weights
+    rtn       what RTN's codes stand for           the same
+    gptq      what GPTQ's codes stand for          GPTQ's, found with calibration texts
+    awq       what AWQ's codes stand for           AWQ's, on weights whose columns were scaled first
+    parent    the parent's, on its own grids: a quantized run, or one that was trained on a grid, whose latent weights go on
+
+`full` and `rtn` compute the same at first; only how far each weight is from its neighbouring code differs. Source: Reasoning-QAT
+(2601.14888), whose best start is GPTQ.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from helpers.errors import UserError
+from helpers.kernels import LowBitLinear
+from helpers.models import lowbit
+from helpers.quant import Scheme, fake, quantize
+
+INITS = ("full", "rtn", "gptq", "awq", "parent")
+
+
+class StudentError(UserError):
+    """A start of training that does not exist, or that does not fit the model or the scheme."""
+
+
+def prepare(
+    model: PreTrainedModel,
+    init: str,
+    scheme: Scheme | None,
+    texts: Sequence[Sequence[int]] = (),
+    *,
+    grids: str = "fixed",
+    masked: bool = False,
+    latents: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Make `model` a student on the grid of `scheme`, in place; without a scheme it is trained in full precision.
+
+    `texts` are token ids to calibrate `gptq` and `awq` on. `grids`, `masked` and `latents` are those of `quant.fake`.
+
+    Errors: `StudentError` for an unknown `init`, `parent` with a model that is not packed or is on other grids than the
+    scheme's, and another `init` with one that is packed; `SchemeError` for what the quantizer refuses.
+    """
+    if init not in INITS:
+        raise StudentError(f"init = {init!r} is unknown: choose one of {', '.join(INITS)}.")
+    packed = lowbit.low_bit_layers(model)
+    if scheme is None:
+        if init != "full":
+            raise StudentError(
+                f"init = {init} does not fit bits = 16: training in full precision starts from init = full."
+            )
+        return fake.restore(model)
+    if init == "parent":
+        return _go_on(model, packed, scheme, grids, masked, latents)
+    if packed:
+        raise StudentError(
+            f"init = {init} does not fit a parent that is quantized already: init = parent goes on from it."
+        )
+    if init != "full":
+        quantize(model, init, scheme, texts)
+    fake.insert(model, scheme, grids, masked)
+
+
+def _go_on(
+    model: PreTrainedModel,
+    packed: Mapping[str, LowBitLinear],
+    scheme: Scheme,
+    grids: str,
+    masked: bool,
+    latents: Mapping[str, torch.Tensor] | None,
+) -> None:
+    if not packed:
+        raise StudentError("init = parent does not fit a parent in full precision: choose full, rtn, gptq or awq.")
+    sizes = {name: layer.in_features * layer.out_features for name, layer in packed.items()}
+    widths = {layer.bits for layer in packed.values()}
+    mean_bits = sum(packed[name].bits * size for name, size in sizes.items()) / sum(sizes.values())
+    if mean_bits > scheme.bits or (len(widths) == 1 and widths != {scheme.bits}):
+        raise StudentError(
+            f"the parent has {mean_bits:.3g} bits a weight, and the scheme is {scheme}: they must agree."
+        )
+    # widths differ in mixed precision
+    schemes = {name: replace(scheme, bits=layer.bits) for name, layer in packed.items()}
+    fake.insert(model, schemes, grids, masked, latents)
+    for name, layer in fake.layers(model).items():
+        if not fake.same_grids(packed[name], layer):
+            raise StudentError(
+                f"layer {name} of the parent has {packed[name].extra_repr()}: this is not {layer.scheme}, and must be."
+            )
