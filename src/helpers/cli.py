@@ -186,7 +186,10 @@ def grade(
 @app.command()
 def bench(
     work: Annotated[
-        str, typer.Argument(help="rollout: sampling from a fake-quantized policy; kd: the distillation loss.")
+        str,
+        typer.Argument(
+            help="rollout: sampling from a fake-quantized policy; kd: the distillation loss; grade: grading the papers' benchmarks."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="rollout: a run id, shipped name, folder or hub id.")] = None,
     scheme: Annotated[str | None, typer.Option(help="rollout: w8pt-sym, w4g64, ...")] = None,

@@ -1,17 +1,8 @@
 """Decide whether an answer equals the gold, and by which rule.
 
-The rules are tried from the plainest to the strongest; the first that finds equality gives its name, and `different`
-is said only by a rule that read both sides:
-
-    string      the same characters once both are clean
-    label       the same option letter: `(C)`, `C: some text`, `\\text{(C) }12`
-    text        the same words, whatever their case and punctuation
-    number      the same rational number, exactly
-    expression  the same function of the same variables
-    list, set, tuple, region, matrix, ratio, based, equation, relation: see `shapes`
-    operator    integrals, sums, limits: math-verify, with guards
-
-An empty gold equals nothing. What no rule can read is `unparsed`.
+The rules of `RULES` are tried from the plainest to the strongest. The first that finds equality gives its name, and
+`different` is said only by a rule that read both sides. An empty gold equals nothing, and what no rule can read is
+`unparsed`.
 """
 
 import re
@@ -23,6 +14,25 @@ from helpers.grading.normalize import clean, readings, trim
 from helpers.grading.operators import has_operator, operator_equal
 from helpers.grading.shapes import Shape, alike
 from helpers.grading.tokens import MAX_LENGTH, Unreadable, tokenize
+
+RULES = {
+    "string": "the same characters, once Unicode, spacing, fonts and decoration are set alike",
+    "label": "the same option letter: `(C)` is `C: some text`",
+    "text": "the same words, whatever their case and punctuation",
+    "number": "the same rational number, exactly: `0.75`, `3/4`, `75\\%`, `7.5e-1`; never rounded",
+    "expression": "the same value to 60 of 100 digits, wherever the names are given values: `2\\sin x\\cos x` is `\\sin 2x`",
+    "list": "the same members in any order; `\\pm` makes two",
+    "set": "the same, in braces",
+    "tuple": "the same members in the same order within the same brackets",
+    "region": "the same set of real numbers: `x > 5` is `(5, \\infty)`",
+    "matrix": "the same entries",
+    "ratio": "the same terms: `3:4` is not `6:8`",
+    "based": "the same number in a base; without its base it is another: `52_8` is not `42`",
+    "equation": "the same sides up to a constant factor; only a name makes it a value: `x = 5` is `5`, `x + y = 5` is not",
+    "relation": "the same inequality by a positive factor",
+    "either": "one of two approximate values: `1/3 \\approx 0.333`",
+    "operator": "integrals, sums, limits and derivatives: what math-verify accepts, if the names agree",
+}
 
 LABEL = re.compile(r"(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-J])\s*\)|([A-J])(?=$|[:.)]\s|[:)]$))", re.IGNORECASE)
 MORE_LABELS = re.compile(r"\(\s*[A-J]\s*\)|\b(?:or|and)\b")

@@ -1,22 +1,21 @@
 """Find the answer in a reply to a benchmark problem, and say which rule found it.
 
-What is between `<think>` and `</think>` does not count, and a reply that is still thinking has not answered. Then, in
-this order:
-
-    box      the last finished box with something in it: `\\boxed{}`, `\\fbox{}`, also misspelt `boxed{}` and `\\box{}`
-    boxes    neighbouring boxes joined by a comma, `and` or `or` are one answer: `\\boxed{1} and \\boxed{2}`
-    tag      what the last `<answer>` holds
-    says     what follows the last `answer is`, `Answer:` or `####`, to the end of the sentence
-    bare     the whole reply, if it is one short formula without words                       (number tasks only)
-    number   the last number of the reply                                                     (number tasks only)
-
-Boxes may nest, an escaped brace is no brace, equal neighbours count once, an empty box is no box. An unfinished box
-ends the reply: what it holds was cut off, so no later rule looks there either. A bare box is never mixed with prose:
-a box beats what the prose says.
+What is between `<think>` and `</think>` does not count, and a reply that is still thinking has not answered. Then the rules of
+`RULES` are tried in their order. Boxes may nest, an escaped brace is no brace, equal neighbours count once, an empty box is no
+box. An unfinished box ends the reply: what it holds was cut off, so no later rule looks there either.
 """
 
 import re
 from dataclasses import dataclass
+
+RULES = {
+    "box": "the last finished box that holds something: `\\boxed{}`, `\\fbox{}`, also misspelt `boxed{}` and `\\box{}`",
+    "boxes": "neighbouring boxes that a comma, `and` or `or` joins, as one answer: `\\boxed{1} and \\boxed{2}`",
+    "tag": "what the last `<answer>` holds",
+    "says": "what follows the last `answer is`, `Answer:` or `####`, to the end of the sentence",
+    "bare": "the whole reply, if it is one line of maths without words (GSM8K only)",
+    "number": "the last number of the reply (GSM8K only)",
+}
 
 THINKING = re.compile(r"<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 BOX = re.compile(r"(?:\\boxed|\\fbox|\\framebox|\\box|(?<![A-Za-z\\])boxed)\s*(?:\{|(?=[\dA-Za-z](?![A-Za-z])))")
