@@ -27,7 +27,7 @@ RULES = {
     "region": "the same set of real numbers: `x > 5` is `(5, \\infty)`",
     "matrix": "the same entries",
     "ratio": "the same terms: `3:4` is not `6:8`",
-    "based": "the same number in a base; without its base it is another: `52_8` is not `42`",
+    "based": "the same digits in the same base; without its base a number is another: `52_8` is not `42`",
     "equation": "the same sides up to a constant factor; only a name makes it a value: `x = 5` is `5`, `x + y = 5` is not",
     "relation": "the same inequality by a positive factor",
     "either": "one of two approximate values: `1/3 \\approx 0.333`",

@@ -37,9 +37,9 @@ STOP = re.compile(  # where a sentence's answer ends
 )
 MATHS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 NUMBER = re.compile(
-    r"-?\\[dt]?frac\{\d+\}\{\d+\}|"
-    r"(?:(?<![\w)\]}.])-\s?)?(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!|,\\!)\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))(?:[eE][+-]?\d+(?![\d.]))?"
-    r"(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%)?"
+    r"-?\\[dt]?frac\{\d+\}\{\d+\}|-?\d+ \d+/\d+|"
+    r"(?:(?<![\w)\]}.])-\s?\\?\$?)?(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!|,\\!)\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
+    r"(?:[eE][+-]?\d+(?![\d.]))?(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%|\s(?:thousand|million|billion|trillion)\b)?"
 )
 MAX_BARE = 25_000
 
@@ -131,16 +131,24 @@ def _said(text: str) -> str | None:
 
 
 def _sentence(rest: str) -> str:
-    maths = MATHS.match(rest)
-    if maths:
-        return next(group for group in maths.groups() if group is not None).strip()
+    """The formula that the text begins with, or its first sentence, from its last `is` on."""
+    if (formula := _formula(rest)) is not None:
+        return formula
     stop = STOP.search(rest)
     sentence = rest[: stop.start()] if stop else rest
-    if " is " in sentence and not MATHS.match(sentence):
-        sentence = sentence.rpartition(" is ")[2]
-        if maths := MATHS.match(sentence.strip()):
-            return next(group for group in maths.groups() if group is not None).strip()
-    return sentence.strip(" *_\n\t:")
+    last = sentence.rpartition(" is ")[2].strip()
+    formula = _formula(last)
+    return last.strip(" *_\n\t:") if formula is None else formula
+
+
+def _formula(text: str) -> str | None:
+    """The formula between maths delimiters at the beginning; a dollar sign before an amount opens none."""
+    match = MATHS.match(text)
+    if not match:
+        return None
+    content = next(group for group in match.groups() if group is not None).strip()
+    words = re.sub(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?", "", content)
+    return None if match[2] and re.match(r"\d", content) and re.search(r"[A-Za-z]{2}", words) else content
 
 
 def _bare(text: str) -> str:

@@ -58,6 +58,8 @@ REWRITES = [
         (r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)", ""),
         (r"\{\s*([,:=+\-])\s*\}", r"\1"),
         (r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
+        (r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", r"^\\circ "),
+        (r"\bper cent\b", "percent"),
         (r"(?<![A-Za-z\\])(?:np|numpy|math)\.(?=[a-z])", ""),
         (r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\-])", "^"),
         (r"\*\*|`", " "),
@@ -82,7 +84,8 @@ def trim(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.strip().lstrip("=:").rstrip(".,;:") if not re.search(r"\d\.$", text.strip()) else text.strip()[:-1]
+        text = text.strip().lstrip("=:").rstrip(",;:")
+        text = re.sub(r"(?<!\.)\.$", "", text)
         text = re.sub(r"\\\\\s*$", "", text)
         if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
             text = text[1:-1]

@@ -146,6 +146,8 @@ def _relation(tokens: list[Token]) -> Shape:
     sides, signs = split(tokens, (*RELATIONS, "="))
     if "=" in signs or not all(sides):
         raise Unreadable("an equation and an inequality")
+    if len(sides) == 2 and (found := _distance(sides, signs[0])):
+        return found
     heads = [i for i, side in enumerate(sides) if head(side)]
     if len(heads) == 1:
         try:
@@ -167,6 +169,22 @@ def _relation(tokens: list[Token]) -> Shape:
     for left, sign, right in zip(parsed, signs, parsed[1:], strict=False):
         pairs.append((sign, ("-", left, right)) if sign in (">", ">=", "!=") else (FLIPPED[sign], ("-", right, left)))
     return Shape("relation", tuple(pairs))
+
+
+def _distance(sides: list[list[Token]], sign: str) -> Shape | None:
+    """|x| < 3 as the region (-3, 3); None for anything else."""
+    if sides[1][:1] == [("op", "|")]:
+        sides, sign = sides[::-1], FLIPPED[sign]
+    if sides[0][:1] != [("op", "|")] or sides[0][-1:] != [("op", "|")] or not (name := head(sides[0][1:-1])):
+        return None
+    try:
+        bound = same.constant(trees.parse(plain(sides[1])))
+        inside = Region.ray(FLIPPED[sign], -bound).meet(Region.ray(sign, bound)) if "<" in sign else None
+        outside = Region.ray(FLIPPED[sign], -bound).join(Region.ray(sign, bound)) if ">" in sign else None
+    except Unreadable:
+        return None
+    region = inside or outside
+    return Shape("region", (region,), name) if region and bound > 0 else None
 
 
 def _value(tokens: list[Token]) -> list[Shape]:
@@ -280,7 +298,7 @@ def _based(tokens: list[Token]) -> Shape | None:
         return None
     if any(int(c, 36) >= int(base) for c in text) or not (re.search(r"\d", text) or int(base) > 10):
         return None
-    return Shape("based", (sign * int(text, int(base)),))
+    return Shape("based", (sign * int(text, int(base)), int(base)))
 
 
 def _text(words: str) -> Shape:

@@ -98,7 +98,8 @@ EQUAL: dict[str, Rewrite] = {
     "a unit: 12\\text{ units}": _integer(lambda n: rf"{n}\text{{ units}}"),
     "full-width digits: １２": _integer(lambda n: str(n).translate({48 + i: 0xFF10 + i for i in range(10)})),
     "a list in another order": _reversed_members,
-    "colour and style": _scalar(lambda gold: rf"\color{{blue}}{{\mathbf{{{gold}}}}}"),
+    "in bold": _scalar(lambda gold: rf"\mathbf{{{gold}}}"),
+    "in colour": _scalar(lambda gold: rf"\color{{blue}}{{{gold}}}"),
 }
 DIFFERENT: dict[str, Rewrite] = {
     "one more: 13 for 12": _integer(lambda n: str(n + 1)),

@@ -17,6 +17,7 @@ from helpers.grading.evaluate import INTEGER_POINTS, REAL_POINTS, evaluate
 from helpers.grading.tokens import Unreadable
 from helpers.grading.trees import Node, contains, names
 
+REAL_NAMES = {"x", "y", "z", "t"}  # by custom; other names below a floor are integers
 STEPS = {"floor", "ceil", "gcd", "lcm", "mod"}  # constant on stretches, or of integers only: looked at on integers
 
 
@@ -82,7 +83,8 @@ def _agree(a: Node, b: Node, test: Callable[[Value, Value], bool], log: str = "l
     if not free:
         points = [range(1)]
     elif contains(a, STEPS) or contains(b, STEPS):
-        points = [INTEGER_POINTS]
+        real = REAL_NAMES & (names(a) | names(b))
+        points = [(*INTEGER_POINTS, *REAL_POINTS) if real else INTEGER_POINTS]
     elif contains(a, {"max", "min"}) or contains(b, {"max", "min"}):
         points = [(*REAL_POINTS, *INTEGER_POINTS)]
     elif contains(a, {"factorial", "binom"}) or contains(b, {"factorial", "binom"}) or _alternates(a) or _alternates(b):

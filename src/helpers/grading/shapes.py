@@ -102,6 +102,8 @@ def _scalars(a: Shape, b: Shape) -> bool:
         x, y = (x, _without(y, a.unit)) if a.unit else (_without(x, b.unit), y)
     if (x[0] == "%") != (y[0] == "%"):
         bare, marked = (y, x) if x[0] == "%" else (x, y)
+        if a.unit or b.unit:
+            return False
         if not trees.names(bare) and same.same(bare, marked[1]):
             return same.exceeds_one(bare)
     return same.same(x, y)

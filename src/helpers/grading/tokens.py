@@ -45,7 +45,7 @@ COMMANDS = {
     r"\approx": "~", r"\simeq": "~", r"\colon": ":", r"\mid": "|", r"\vert": "|", r"\lvert": "|", r"\rvert": "|",
     r"\|": "|", r"\lbrace": "{{", r"\rbrace": "}}", r"\{": "{{", r"\}": "}}", r"\lbrack": "[", r"\rbrack": "]",
     r"\backslash": r"\setminus", r"\smallsetminus": r"\setminus", r"\varnothing": r"\emptyset", r"\ldots": "...",
-    r"\dots": "...", r"\cdots": "...", r"\dotsc": "...", r"\%": "%", r"\prime": "'", r"\lparen": "(",
+    r"\dots": "...", r"\cdots": "...", r"\dotsc": "...", r"\%": "%", r"\prime": "'", r"\lparen": "(", r"\deg": r"\degree",
     r"\rparen": ")", r"\land": "and", r"\wedge": "and", r"\lor": "or", r"\vee": "or", r"\&": "&", r"\_": "_",
 }  # fmt: skip
 SIGNS = {"<=": "<=", ">=": ">=", "!=": "!=", "=<": "<=", "=>": "=>", "==": "=", "...": "..."}
@@ -86,7 +86,7 @@ def _joined(tokens: list[Token]) -> list[Token]:
     at = 0
     while at < len(tokens):
         kind, value = tokens[at]
-        if kind == "text" and joined and joined[-1][0] == "text":
+        if kind == "text" and joined and joined[-1][0] == "text" and not {value, joined[-1][1]} & {"and", "or"}:
             joined[-1] = ("text", f"{joined[-1][1]} {value}")
         elif (kind, value) == ("op", "_") and joined and joined[-1][0] == "name" and at + 1 < len(tokens):
             end = _group_end(tokens, at + 1)

@@ -39,7 +39,9 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
     words = re.findall(r"[^\W\d_]+|%", " ".join(str(v) for k, v in tokens[at:] if k == "text"))
     core = list(tokens[:at])
     rest = [t for t in tokens[at:] if t[0] != "text"]
-    if not core or any(kind not in ("op", "num", "name") for kind, _ in rest):
+    before = [value for _, value in tokens[at - 1 : -1]] if at else []
+    powers = all(before[i] in ("^", "{", "-") for i, (kind, _) in enumerate(tokens[at:]) if kind == "num")
+    if not core or not powers or any(kind not in ("op", "num", "name") for kind, _ in rest):
         raise Unreadable("words between formulas")
     if words and words[0].casefold() in MAGNITUDES:
         factor = ("num", Fraction(MAGNITUDES[words.pop(0).casefold()]))
@@ -58,7 +60,7 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
         if core[-1][0] != "num":
             core, primes = core + [("op", "'")] * primes, 0
         words = ["arcmin" if primes == 1 else "arcsec"] if primes else words
-    exponent = "".join(str(value) for _, value in rest if value not in ("{", "}", "^"))
+    exponent = "".join(str(value) for kind, value in rest if kind == "num" or value == "-")
     exponent = next((POWERS[word] for word in map(str.casefold, words) if word in POWERS), exponent)
     known = [UNIT_OF.get(word if len(word) == 1 else word.casefold(), "") for word in words]
     unit = " ".join(filter(None, known)) + (f"^{exponent}" if exponent and any(known) else "")
