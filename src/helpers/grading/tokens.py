@@ -35,7 +35,7 @@ UNITS = {
     "cm", "mm", "km", "nm", "um", "ft", "yd", "mi", "lb", "lbs", "oz", "kg", "mg", "ml", "mL", "dL", "hr", "hrs",
     "sec", "secs", "min", "mins", "mph", "kph", "rpm", "Hz", "kHz", "MHz", "GHz", "eV", "keV", "MeV", "GeV", "pc",
     "kpc", "Mpc", "ly", "AU", "amu", "mol", "kJ", "MJ", "kW", "MW", "kWh", "Pa", "kPa", "MPa", "atm", "cc", "deg",
-    "rad", "rads", "yr", "yrs", "USD", "sq", "in",
+    "rad", "rads", "yr", "yrs", "USD", "sq", "in", "am", "pm", "AM", "PM",
 }  # fmt: skip
 SHORT_WORDS = {"and", "or", "to", "is", "of", "no", "if"}  # `at`, `by` and the like are more often products of names
 BEFORE_BRACKETS = {"and", "or", "to", "is", "point", "points"}
@@ -227,7 +227,7 @@ def letters(run: str, before: list[Token]) -> list[Token]:
 
 def is_word(run: str) -> bool:
     """Whether a run of two or more letters is a word and no product of names."""
-    if run in SHORT_WORDS or not run.isascii():
+    if run in SHORT_WORDS or run == "day" or not run.isascii():
         return True
     if len(run) < 3:
         return False

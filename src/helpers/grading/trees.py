@@ -90,8 +90,8 @@ class _Reader:
             elif self.sign("/"):
                 tree = ("/", tree, self.signed_factor())
             elif self.begins():
-                if self.peek()[0] == "num" and self.tokens[self.at - 1][0] == "num":
-                    raise Unreadable("two numbers side by side")
+                if self.peek()[0] == "num" and self.tokens[self.at + 1 : self.at + 2] != [("op", "^")]:
+                    raise Unreadable("a number behind a factor")
                 tree = ("*", tree, self.power())
             else:
                 return tree
@@ -314,7 +314,7 @@ class _Reader:
         if not self.begins():
             raise Unreadable("a function of nothing")
         tree = self.power()
-        while self.peek()[0] != "func" and self.begins():
+        while self.peek()[0] not in ("func", "num") and self.begins():
             tree = ("*", tree, self.power())
         return [tree]
 

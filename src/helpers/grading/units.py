@@ -24,7 +24,7 @@ MEASURES = {  # units that contradict one another when they differ
     "month": "month months", "cent": "cent cents", "dollar": "dollar dollars usd", "mph": "mph",
     "deg": "degree degrees deg", "rad": "rad rads radian radians", "L": "l liter liters litre litres",
     "ml": "ml milliliter milliliters", "J": "j joule joules", "N": "n newton newtons", "W": "w watt watts",
-    "V": "v volt volts", "K": "k kelvin", "arcsec": "arcsec", "arcmin": "arcmin",
+    "V": "v volt volts", "K": "k kelvin", "arcsec": "arcsec", "arcmin": "arcmin", "am": "am", "pm": "pm",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, words in MEASURES.items() for word in words.split()}
 POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
@@ -36,12 +36,11 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
     value.
     """
     at = next((i for i, (kind, value) in enumerate(tokens) if kind == "text"), len(tokens))
-    words = re.findall(r"[^\W\d_]+|%", " ".join(str(v) for k, v in tokens[at:] if k == "text"))
+    said = " ".join(str(v) for k, v in tokens[at:] if k == "text")
+    words = re.findall(r"[^\W\d_]+|%", re.sub(r"\b([aApP])\.?\s?[mM]\b", r"\1m", said))
     core = list(tokens[:at])
     rest = [t for t in tokens[at:] if t[0] != "text"]
-    before = [value for _, value in tokens[at - 1 : -1]] if at else []
-    powers = all(before[i] in ("^", "{", "-") for i, (kind, _) in enumerate(tokens[at:]) if kind == "num")
-    if not core or not powers or any(kind not in ("op", "num", "name") for kind, _ in rest):
+    if not core or not all(map(_in_unit, tokens[at - 1 :], tokens[at:])):
         raise Unreadable("words between formulas")
     if words and words[0].casefold() in MAGNITUDES:
         factor = ("num", Fraction(MAGNITUDES[words.pop(0).casefold()]))
@@ -68,6 +67,14 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
     if core[-2:] == degree or core[-4:] == [("op", "^"), ("op", "{"), ("op", r"\circ"), ("op", "}")]:
         unit = unit or "deg"
     return core, unit
+
+
+def _in_unit(before: Token, token: Token) -> bool:
+    """Whether a token may stand in a unit after another: words, powers, and one-letter units below a slash."""
+    kind, value = token
+    if kind == "num":
+        return before[1] in ("^", "{", "-")
+    return kind in ("text", "op") or (kind == "name" and before[1] == "/" and value in ONE_LETTER_UNITS)
 
 
 def unworded(tokens: list[Token]) -> list[Token]:
