@@ -2,6 +2,7 @@
 # make test     lint, check the templates and run every test
 # make book     build the book from the published runs and your local ones
 # make crosscheck  our quantizers and exports against other packages, in an environment of their own (a quarter of an hour)
+# make grading  math-verify alone against our grader, on replies made from the benchmarks' answers (LOWBIT_DATA, or the hub)
 # make clean    remove what can be rebuilt; your runs/ and the environment stay
 #
 # The environment lives in .venv, made once from requirements.lock; `touch requirements.lock` renews it.
@@ -15,7 +16,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(shell $(p) -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $(p))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install study test book crosscheck clean
+.PHONY: help install study test book crosscheck grading clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -57,6 +58,9 @@ crosscheck: $(CROSS)/.installed
 $(CROSS)/.installed: $(CROSS_FILES)
 	PYTHON=$(PYTHON) VENV=$(CROSS) sh tests/crosscheck/install.sh
 	@touch $@
+
+grading: $(STAMP)
+	$(BIN)/python -m helpers.evaluation.graders
 
 clean:
 	rm -rf _build build .pytest_cache .ruff_cache .hypothesis

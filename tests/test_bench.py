@@ -55,4 +55,4 @@ def test_the_command_adds_to_a_file_and_says_whether_the_limit_is_kept(tmp_path,
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert "work = 'rolout' is unknown: choose one of rollout, kd." in capsys.readouterr().err
+    assert "work = 'rolout' is unknown: choose one of rollout, kd, grade." in capsys.readouterr().err

@@ -1,5 +1,8 @@
 """Grading: which answer counts, when it is equal, and what it earns."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +61,9 @@ def test_lists_must_match():
     assert [v.outcome for v in grade([r"\boxed{1}", "no"], ["1", "2"])] == ["equal", "unparsed"]
     with pytest.raises(ValueError, match="zip"):
         grade([], ["1"])
+
+
+def test_micro_tasks_need_neither_mpmath_nor_sympy():
+    code = "import sys; from helpers.grading import grade_one; grade_one('\\\\boxed{7}', '7'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"sympy", "mpmath", "math_verify", "torch"} & set(loaded)

@@ -135,7 +135,7 @@ def test_wrong_documents_are_as_rare_as_stated():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("algebra", "test", 5), "task = 'algebra' is unknown: choose one of arithmetic, recall."),
+        (("algebra", "test", 5), "task = 'algebra' is unknown: choose one of arithmetic, recall, aime24, "),
         (("arithmetic", "eval", 5), "split = 'eval' is unknown: choose one of train, calibration, test."),
         (("arithmetic", "test", 5, 0, [6]), "level = 6 is unknown: choose one of 1, 2, 3, 4, 5."),
         (("arithmetic", "test", 5, 0, []), "levels is empty"),

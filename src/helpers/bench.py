@@ -16,10 +16,12 @@ import torch
 from transformers import GenerationConfig
 
 from helpers import models, project, sampling, tasks
+from helpers.grading import pool, rewrites
 from helpers.quant import Scheme, fake
 from helpers.training import objective
 
 ROLLOUT_LIMIT = 1.1  # times the full-precision rollout
+GRADE_LIMIT = 60.0  # seconds for 12,480 replies
 KD_LIMIT_GIB = 4.0  # for 8,192 tokens of Qwen3
 
 
@@ -163,4 +165,26 @@ def as_text(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-BENCHMARKS = {"rollout": rollout, "kd": kd}
+def grade(replies: int = 8, workers: int = 2, repeats: int = 9) -> list[dict[str, Any]]:
+    """Grading `replies` ordinary replies to each problem of the papers' benchmarks, workers started each time.
+
+    A reply is a few paragraphs and a boxed answer, which is the gold in one of the ways of `grading.rewrites`, in turn.
+    """
+    jobs = []
+    for problem in tasks.load(tasks.PAPERS, "test", 10**6):
+        found = rewrites.replies(problem.gold)
+        for i in range(replies):
+            text = "Let us see what follows from $a_1 + b_1 = 12$.\n\n" * 40
+            jobs.append(
+                (rf"<think>{text}</think>{text}So it is \boxed{{{found[i % len(found)][2]}}}.", problem.gold, "maths")
+            )
+
+    def work() -> None:
+        with pool.Pool(workers) as found:
+            found.map(jobs)
+
+    seconds = timed({"ours": work}, repeats)["ours"]
+    return [row("grading", f"{len(jobs):,} replies, {workers} workers", "s", seconds, {}, GRADE_LIMIT, "lower")]
+
+
+BENCHMARKS = {"rollout": rollout, "kd": kd, "grade": grade}

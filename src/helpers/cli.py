@@ -172,9 +172,24 @@ def memory(
 
 
 @app.command()
+def grade(
+    cases: Annotated[Path, typer.Argument(metavar="CASES.jsonl", help="Lines of id, gold, pred and form.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Decide whether answers equal their golds."""
+    from helpers.grading import cases as grading
+
+    for row in grading.grade(grading.read(cases)):
+        print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['outcome']:<10} {row['rule']:<12} {row['id']}")
+
+
+@app.command()
 def bench(
     work: Annotated[
-        str, typer.Argument(help="rollout: sampling from a fake-quantized policy; kd: the distillation loss.")
+        str,
+        typer.Argument(
+            help="rollout: sampling from a fake-quantized policy; kd: the distillation loss; grade: grading the papers' benchmarks."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="rollout: a run id, shipped name, folder or hub id.")] = None,
     scheme: Annotated[str | None, typer.Option(help="rollout: w8pt-sym, w4g64, ...")] = None,

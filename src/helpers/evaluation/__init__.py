@@ -5,7 +5,7 @@
 
 from helpers.evaluation.compare import Comparison, compare, comparisons, holm
 from helpers.evaluation.scores import Score, summarize
-from helpers.evaluation.tables import by_level, habits, levels, outcomes, store, table
+from helpers.evaluation.tables import by_level, habits, kept, levels, outcomes, restore, store, table
 from helpers.evaluation.training import final_loss, qat_metrics, training_metrics
 
 __all__ = [
@@ -17,9 +17,11 @@ __all__ = [
     "final_loss",
     "habits",
     "holm",
+    "kept",
     "levels",
     "outcomes",
     "qat_metrics",
+    "restore",
     "store",
     "summarize",
     "table",

@@ -56,6 +56,13 @@ def mean(values: Sequence[float], top: float) -> Score:
     return Score(centre, max(0.0, centre - half), min(top, centre + half))
 
 
+def macro(scores: Sequence[Score], top: float) -> Score:
+    """The mean of the scores of independent benchmarks, each counting once; half-widths add up as standard errors do."""
+    centre = float(np.mean([s.value for s in scores]))
+    half = float(np.sqrt(np.sum([((s.high - s.low) / 2) ** 2 for s in scores]))) / len(scores)
+    return Score(centre, max(0.0, centre - half), min(top, centre + half))
+
+
 def problems_hash(problems: Sequence[Problem]) -> str:
     """A short name for exactly these problems in this order."""
     return hashlib.sha256("\n".join(p.prompt for p in problems).encode()).hexdigest()[:12]
@@ -67,7 +74,9 @@ def summarize(
     """Give the metrics of one decoding: greedy, one reply a problem, or `sampled` consecutive replies a problem.
 
     Greedy decoding gives `accuracy`, `reward`, and the shares of `boxed` and `finished` replies; sampling gives `avg@k`,
-    `reward@k`, `boxed@k`, `finished@k`. Accuracy and reward come by level too, as benchmark `task/level3`.
+    `reward@k`, `boxed@k`, `finished@k`. Accuracy and reward come by level too, as benchmark `task/level3`; where problems come from
+    several benchmarks they come by benchmark instead, and the whole has both averages of them: `micro accuracy` over the problems,
+    in which a large benchmark counts for more, and `macro accuracy` over the benchmarks.
     """
     n, k = len(problems), sampled or 1
     correct = np.array([v.outcome == "equal" for v in verdicts]).reshape(n, k)
@@ -93,20 +102,35 @@ def summarize(
         )
 
     everything = np.arange(n)
-    groups = {task: everything}
-    groups |= {
-        f"{task}/level{level}": np.array([i for i in everything if problems[i].level == level])
-        for level in sorted({p.level for p in problems})
-    }
+    members = list(dict.fromkeys(p.benchmark for p in problems))
+    if len(members) > 1:
+        groups = {name: np.array([i for i in everything if problems[i].benchmark == name]) for name in members}
+    else:
+        groups = {task: everything}
+        groups |= {
+            f"{task}/level{level}": np.array([i for i in everything if problems[i].level == level])
+            for level in sorted({p.level for p in problems} - {0})
+        }
+    name = f"avg@{k}" if sampled else "accuracy"
+    parts: dict[str, list[Score]] = {name: [], f"reward{suffix}": []}
     for benchmark, rows in groups.items():
         marks = correct[rows].mean(axis=1)
         score = mean(marks, 1.0) if sampled else share(int(marks.sum()), len(rows))
         detail = {}
-        if benchmark == task:
-            detail = {"problems": problems_hash(problems), "correct": "".join(str(int(x)) for x in correct.sum(axis=1))}
-        add(f"avg@{k}" if sampled else "accuracy", score, benchmark, rows, detail)
+        if "/level" not in benchmark:
+            detail = {
+                "problems": problems_hash([problems[i] for i in rows]),
+                "correct": "".join(str(int(x)) for x in correct[rows].sum(axis=1)),
+            }
+        add(name, score, benchmark, rows, detail)
         add(f"reward{suffix}", mean(rewards[rows].mean(axis=1), MAX_REWARD), benchmark, rows)
-    boxed = np.array([v.answer is not None for v in verdicts]).reshape(n, k)
+        for metric, values, top in ((name, marks, 1.0), (f"reward{suffix}", rewards[rows].mean(axis=1), MAX_REWARD)):
+            parts[metric].append(mean(values, top))
+    if len(members) > 1:
+        for metric, values, top in ((name, correct, 1.0), (f"reward{suffix}", rewards, MAX_REWARD)):
+            add(f"micro {metric}", mean(values.mean(axis=1), top), task, everything)
+            add(f"macro {metric}", macro(parts[metric], top), task, everything)
+    boxed = np.array([v.boxed for v in verdicts]).reshape(n, k)
     finished = np.array([r.finished for r in replies]).reshape(n, k)
     for metric, marks in (("boxed", boxed), ("finished", finished)):
         score = mean(marks.mean(axis=1), 1.0) if sampled else share(int(marks.sum()), n)

@@ -9,4 +9,4 @@ MAX_REWARD = CORRECT + FORMAT
 
 def reward(verdict: Verdict) -> float:
     """The reward of one verdict."""
-    return CORRECT * (verdict.outcome == "equal") + FORMAT * (verdict.answer is not None)
+    return CORRECT * (verdict.outcome == "equal") + FORMAT * verdict.boxed

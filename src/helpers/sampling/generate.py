@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from helpers.errors import UserError
 from helpers.sampling.engine import Engine, backend_of
-from helpers.tasks import Problem, messages
+from helpers.tasks import Problem, prompts
 
 SHARED = 32  # batches whose longest prompts differ by less can share an engine
 
@@ -28,10 +28,34 @@ class Reply:
     finished: bool
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem]) -> list[list[int]]:
-    """The token ids of each problem's prompt, up to where the reply begins."""
-    prompts = tokenizer.apply_chat_template([messages(p) for p in problems], add_generation_prompt=True, tokenize=False)
-    return tokenizer(prompts, add_special_tokens=False)["input_ids"]
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], style: str = "raw") -> list[list[int]]:
+    """The token ids of each problem's prompt, up to where the reply begins.
+
+    Errors: `UserError` for a prompt with characters that the tokenizer does not know: the model could not read it.
+    """
+    ids = tokenizer(prompts.texts(tokenizer, problems, style), add_special_tokens=False)["input_ids"]
+    unknown = tokenizer.unk_token_id
+    for problem, row in zip(problems, ids, strict=True):
+        if unknown is not None and unknown in row:
+            written = "".join(turn["content"] for turn in prompts.messages(problem, style))
+            odd = next(c for c in written if unknown in tokenizer(c, add_special_tokens=False)["input_ids"])
+            raise UserError(
+                f"The model's tokenizer has no {odd!r}, which the prompt of {problem.id} needs: take another model."
+            )
+    return ids
+
+
+def refuse_long(
+    model: PreTrainedModel, problems: Sequence[Problem], lengths: Sequence[int], max_new_tokens: int
+) -> None:
+    """Raise `UserError` where a prompt and its reply are longer than the texts that the model knows."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
+    if positions and longest is not None and lengths[longest] + max_new_tokens > positions:
+        raise UserError(
+            f"The prompt of {problems[longest].id} has {lengths[longest]} tokens, which with max_new_tokens = "
+            f"{max_new_tokens} is more than the {positions} that the model can read: take a smaller limit or another model."
+        )
 
 
 @torch.inference_mode()
@@ -46,10 +70,14 @@ def sample(
     batch_size: int = 256,
     seed: int = 0,
     backend: str = "auto",
+    prompt: str = "raw",
 ) -> list[Reply]:
     """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
-    `batch_size` counts replies. The same seed, batch size and back end give the same replies on one machine.
+    `batch_size` counts replies. The same seed, batch size and back end give the same replies on one machine. `prompt` is one of
+    `tasks.STYLES`.
+
+    Errors: `UserError` for equal replies, and for prompts that the model cannot read.
     """
     if temperature == 0 and k > 1:
         raise UserError(
@@ -59,12 +87,13 @@ def sample(
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     draw = by_engine if backend_of(model, backend) == "graph" else by_generate
     torch.manual_seed(seed)
-    prompts = prompt_ids(tokenizer, problems)
-    lengths = [len(ids) for ids in prompts]
+    asked = prompt_ids(tokenizer, problems, prompt)
+    lengths = [len(ids) for ids in asked]
+    refuse_long(model, problems, lengths, max_new_tokens)
     order = [i for i in sorted(range(len(problems)), key=lengths.__getitem__) for _ in range(k)]
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     drawn = draw(
-        model, tokenizer, [[prompts[i] for i in rows] for rows in batches], ends, temperature, top_p, max_new_tokens
+        model, tokenizer, [[asked[i] for i in rows] for rows in batches], ends, temperature, top_p, max_new_tokens
     )
     replies: dict[int, list[Reply]] = {}
     for rows, found in zip(batches, drawn, strict=True):

@@ -1,9 +1,9 @@
 """A problem and where it comes from.
 
-Micro problems are generated, never stored. Splits are disjoint by construction: a prompt's SHA-256 decides, for ever and on
-every machine, whether it belongs to training, calibration or evaluation, and the generator of a split keeps only its own
-prompts. Pre-training, reinforcement learning and distillation draw from `train`; post-training quantizers calibrate on
-`calibration`; every reported number is measured on `test`.
+Micro problems are generated, never stored. Splits are disjoint by construction: a prompt's SHA-256 decides, for ever
+and on every machine, whether it belongs to training, calibration or evaluation, and the generator of a split keeps
+only its own prompts. Pre-training, reinforcement learning and distillation draw from `train`; post-training
+quantizers calibrate on `calibration`; every reported number is measured on `test`.
 """
 
 import hashlib
@@ -26,12 +26,18 @@ class TaskError(UserError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One question with its exact answer; `level` is the number of steps that a written-out solution takes."""
+    """One question with its answer.
+
+    `level` is the number of steps that a written-out solution takes; of a benchmark its own level, or 0 where it has
+    none. `grading` is one of `grading.METHODS`; `benchmark` is empty for micro tasks.
+    """
 
     id: str
     prompt: str
     gold: str
     level: int
+    grading: str = "exact"
+    benchmark: str = ""
 
 
 def split_of(prompt: str) -> str:
@@ -40,16 +46,12 @@ def split_of(prompt: str) -> str:
     return next(name for name, buckets in SPLITS.items() if bucket in buckets)
 
 
-def load(task: str, split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Problem]:
+def generate(task: str, split: str, n: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Problem]:
     """Give `n` distinct problems of `split`, levels in turn, the same for the same arguments.
 
-    Errors: `TaskError` for an unknown task, split or level, and where the split holds fewer than `n` distinct problems.
+    Errors: `TaskError` for an unknown split or level, and where the split holds fewer than `n` distinct problems.
     """
-    for name, value, allowed in [
-        ("task", task, TASKS),
-        ("split", split, SPLITS),
-        *(("level", x, LEVELS) for x in levels),
-    ]:
+    for name, value, allowed in [("split", split, SPLITS), *(("level", x, LEVELS) for x in levels)]:
         if value not in allowed:
             raise TaskError(f"{name} = {value!r} is unknown: choose one of {', '.join(map(str, allowed))}.")
     if not levels:
@@ -69,8 +71,3 @@ def load(task: str, split: str, n: int, seed: int = 0, levels: Sequence[int] = L
                 f"n = {n} is more than {task} has: level {level} of split {split!r} ended at {index} problems."
             )
     return list(found.values())
-
-
-def messages(problem: Problem) -> list[dict[str, str]]:
-    """The chat that asks a problem: one user turn holding the raw prompt, as in the first paper's default."""
-    return [{"role": "user", "content": problem.prompt}]

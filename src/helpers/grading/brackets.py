@@ -1,0 +1,68 @@
+"""Look into a token sequence from the outside: what is within brackets counts as one thing."""
+
+from collections.abc import Sequence
+
+from helpers.grading.tokens import Token
+
+BRACKETS = {(a, b) for a in "([" for b in ")]"} | {("{{", "}}"), (r"\langle", r"\rangle"), ("]", "["), ("]", "]")}
+OPENING, CLOSING = (
+    {"(", "[", "{", "{{", r"\lfloor", r"\lceil", r"\langle"},
+    {")", "]", "}", "}}", r"\rfloor", r"\rceil", r"\rangle"},
+)
+
+
+def step(token: Token) -> int:
+    kind, value = token
+    if kind == "env":
+        return 1 if str(value).startswith("begin") else -1
+    return (value in OPENING) - (value in CLOSING) if kind == "op" else 0
+
+
+def partner(tokens: Sequence[Token], at: int) -> int | None:
+    """Where the bracket that opens at `at` closes; intervals may close with another bracket."""
+    depth = 0
+    for i in range(at, len(tokens)):
+        depth += step(tokens[i])
+        if depth <= 0:
+            return i
+    return None
+
+
+def split(tokens: Sequence[Token], signs: tuple[str, ...]) -> tuple[list[list[Token]], list[str]]:
+    """The parts between these signs outside all brackets, and the signs."""
+    parts: list[list[Token]] = [[]]
+    found: list[str] = []
+    depth = 0
+    for token in tokens:
+        depth += step(token)
+        if depth == 0 and token[0] == "op" and token[1] in signs:
+            found.append(str(token[1]))
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts, found
+
+
+def has(tokens: Sequence[Token], signs: tuple[str, ...]) -> bool:
+    return len(split(tokens, signs)[0]) > 1
+
+
+def bare(tokens: Sequence[Token]) -> list[Token]:
+    """Without braces around the whole, and without what ends a sentence."""
+    tokens = list(tokens)
+    while True:
+        if tokens and tokens[-1][0] == "op" and tokens[-1][1] in (",", ";", ".", r"\\", ":", "and", "or"):
+            tokens = tokens[:-1]
+        elif tokens and tokens[0][0] == "op" and tokens[0][1] in (",", ";", "=", ":", r"\\", "and", "or"):
+            tokens = tokens[1:]
+        elif _wrapped(tokens):
+            tokens = tokens[1:-1]
+        else:
+            return tokens
+
+
+def _wrapped(tokens: list[Token]) -> bool:
+    """Whether the whole stands in braces, or in two pairs of brackets of which one says nothing."""
+    if len(tokens) < 2 or partner(tokens, 0) != len(tokens) - 1:
+        return False
+    return tokens[0] == ("op", "{") or (tokens[:2] == [("op", "(")] * 2 and partner(tokens, 1) == len(tokens) - 2)

@@ -1,0 +1,102 @@
+"""Words in an answer: units, magnitudes, prose around a formula, and words that are the answer themselves."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from helpers.grading.brackets import bare
+from helpers.grading.tokens import Token, Unreadable
+
+QUALIFIERS = {
+    "not", "no", "never", "cannot", "except", "without", "less", "more", "most", "least", "than", "over", "under",
+    "above", "below", "between", "almost", "about", "approximately", "nearly", "if", "when", "unless", "otherwise",
+    "where", "whenever", "either", "neither", "both", "maybe", "perhaps", "unknown", "else", "plus", "minus",
+    "times", "half", "twice", "double",
+}  # fmt: skip
+MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+MEASURES = {  # units that contradict one another when they differ
+    "in": "inch inches in", "ft": "foot feet ft", "yd": "yard yards yd", "mi": "mile miles mi",
+    "mm": "mm millimeter millimeters", "cm": "cm centimeter centimeters centimetre centimetres",
+    "m": "m meter meters metre metres", "km": "km kilometer kilometers kilometres", "g": "g gram grams",
+    "kg": "kg kilogram kilograms", "mg": "mg milligram milligrams", "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces", "s": "s sec secs second seconds", "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours", "day": "day days", "week": "week weeks", "year": "year years yr yrs",
+    "month": "month months", "cent": "cent cents", "dollar": "dollar dollars usd", "mph": "mph",
+    "deg": "degree degrees deg", "rad": "rad rads radian radians", "L": "l liter liters litre litres",
+    "ml": "ml milliliter milliliters", "J": "j joule joules", "N": "n newton newtons", "W": "w watt watts",
+    "V": "v volt volts", "K": "k kelvin", "arcsec": "arcsec", "arcmin": "arcmin", "am": "am", "pm": "pm",
+}  # fmt: skip
+UNIT_OF = {word: unit for unit, words in MEASURES.items() for word in words.split()}
+POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
+ONE_LETTER_UNITS = set("mgshLlNJWVAKCFT")
+
+
+def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
+    """A scalar's tokens and the unit that follows it; a percent sign and a magnitude (`3 million`) stay part of the
+    value.
+    """
+    at = next((i for i, (kind, value) in enumerate(tokens) if kind == "text"), len(tokens))
+    said = " ".join(str(v) for k, v in tokens[at:] if k == "text")
+    words = re.findall(r"[^\W\d_]+|%", re.sub(r"\b([aApP])\.?\s?[mM]\b", r"\1m", said))
+    core = list(tokens[:at])
+    rest = [t for t in tokens[at:] if t[0] != "text"]
+    if not core or not all(map(_in_unit, tokens[at - 1 :], tokens[at:])):
+        raise Unreadable("words between formulas")
+    if words and words[0].casefold() in MAGNITUDES:
+        factor = ("num", Fraction(MAGNITUDES[words.pop(0).casefold()]))
+        core = [("op", "("), *core, ("op", ")"), ("op", "*"), factor]
+    if words and words[0].casefold() in ("percent", "pct", "percentage"):
+        core.append(("op", "%"))
+        words = words[1:]
+    primes = 0
+    while core and core[-1] == ("op", "'") and len(core) > 1:
+        core, primes = core[:-1], primes + 1
+    if not primes and core[-2:] == [("op", "'"), ("op", "}")] and ("op", "^") in core:
+        start = len(core) - 1 - core[::-1].index(("op", "^"))
+        if start and core[start - 1][0] == "num" and {value for _, value in core[start + 1 :]} == {"{", "'", "}"}:
+            core, primes = core[:start], len(core) - start - 3
+    if primes:
+        if core[-1][0] != "num":
+            core, primes = core + [("op", "'")] * primes, 0
+        words = ["arcmin" if primes == 1 else "arcsec"] if primes else words
+    exponent = "".join(str(value) for kind, value in rest if kind == "num" or value == "-")
+    exponent = next((POWERS[word] for word in map(str.casefold, words) if word in POWERS), exponent)
+    known = [UNIT_OF.get(word if len(word) == 1 else word.casefold(), "") for word in words]
+    unit = " ".join(filter(None, known)) + (f"^{exponent}" if exponent and any(known) else "")
+    degree = [("op", "^"), ("op", r"\circ")]
+    if core[-2:] == degree or core[-4:] == [("op", "^"), ("op", "{"), ("op", r"\circ"), ("op", "}")]:
+        unit = unit or "deg"
+    return core, unit
+
+
+def _in_unit(before: Token, token: Token) -> bool:
+    """Whether a token may stand in a unit after another: words, powers, and one-letter units below a slash."""
+    kind, value = token
+    if kind == "num":
+        return before[1] in ("^", "{", "-")
+    return kind in ("text", "op") or (kind == "name" and before[1] == "/" and value in ONE_LETTER_UNITS)
+
+
+def unworded(tokens: list[Token]) -> list[Token]:
+    """Without the words before a formula: `the point (3, 4)`; one-letter words are names unless they are units."""
+    while len(tokens) > 1 and tokens[0][0] == "text" and len(str(tokens[0][1])) > 1:
+        tokens = tokens[2 if tokens[1] == ("op", ":") else 1 :]
+    named = []
+    for i, (kind, value) in enumerate(tokens):
+        alone = kind == "text" and len(str(value)) == 1 and not (i and str(value) in ONE_LETTER_UNITS)
+        named.append(("name", value) if alone else (kind, value))
+    return named
+
+
+def plain(tokens: Sequence[Token]) -> list[Token]:
+    return split_unit(unworded(bare(tokens)))[0]
+
+
+def text_key(words: str) -> str:
+    """Words as they are compared: without case, punctuation, articles, and the labels before them; `I and III` is `I,
+    III`.
+    """
+    words = re.sub(r"[^\w\s,&/+-]", "", words.casefold())
+    segments = re.split(r",|&|\band\b", words)
+    cleaned = [re.sub(r"^(?:the|a|an|option|choice|answer)\s+", "", " ".join(s.split())) for s in segments]
+    return ",".join(sorted(filter(None, cleaned)))
