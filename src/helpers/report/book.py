@@ -170,6 +170,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "survival": damage.survival(results),
         "arms": verdicts.arms_page(df),
         "arms-rewards": during.rewards(df),
+        "limits": during.limits(df),
+        **{name: recovery.cells(df, found) for name, found in during.BEYOND.items()},
         "grpo-group": during.advantages(),
         "arms-ends": during.ends(df),
         "kd": pages.measurements(folder / "results" / "speed.json", "KD"),

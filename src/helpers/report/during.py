@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from helpers.records import Result
+from helpers.report import recovery
 from helpers.report.pages import table
 from helpers.report.verdicts import STUDY, mean_over_seeds
 
@@ -72,3 +73,35 @@ def _cell(result: Result | None) -> str:
     moved = values.get("train_codes_moved")
     share = "" if moved is None else f" ({100 * moved:.1f} % of codes moved)"
     return f"{values['train_reward']:.3f}{share}"
+
+
+BEYOND: dict[str, recovery.Cells] = {
+    "shock": {
+        "full precision all along": {"accuracy": "arms/grpo-s"},
+        **{f"{bits} bits in the middle": {"accuracy": f"beyond/shock{bits}"} for bits in (8, 3, 2)},
+    },
+    "qlora-rates": {
+        "QLoRA": {
+            "lr 0.0003": "beyond/qlora-lr0.0003", "lr 0.001": "beyond/qlora-lr0.001", "lr 0.003": "arms/qlora-s",
+            "lr 0.01": "beyond/qlora-lr0.01",
+        },
+        "full precision, all weights": {"lr 0.0003": "arms/grpo-s"},
+    },
+    "qaft-bits": {
+        "QAFT, all linear layers": {"3 bits": "beyond/qaft3-all", "2 bits": "beyond/qaft2-all"},
+        "QAFT, the attention's layers alone": {"3 bits": "beyond/qaft3-attention", "2 bits": "beyond/qaft2-attention"},
+        "RL in full precision, then RTN": {"3 bits": "recover/rtn3-s", "2 bits": "recover/rtn2-s"},
+        "RL in full precision, then GPTQ": {"3 bits": "recover/gptq3-s", "2 bits": "recover/gptq2-s"},
+    },
+}  # fmt: skip
+
+
+def limits(df: pd.DataFrame) -> str:
+    """Accuracy by the limit on replies in training (rows) and in evaluation (columns), tokens."""
+    arms = {24: "beyond/limit24", 48: "beyond/limit48", 96: "arms/grpo-s"}
+    lines = []
+    for trained, arm in arms.items():
+        found = [recovery.accuracies(df, arm, prefix) for prefix in ("short24", "short48", "eval")]
+        if len(found[-1]):
+            lines.append([trained, *(mean_over_seeds(values) if len(values) else "–" for values in found)])
+    return table(["trained with at most", "24 tokens", "48 tokens", "96 tokens"], lines) if lines else recovery.NOT_RUN
