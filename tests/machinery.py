@@ -61,6 +61,16 @@ scores = [{"metric": "accuracy", "task": task, "value": share, "n": n, "ci_low":
 """,
     "run.finish(model=run.parent.result.model if run.parent.result else {}, metrics=scores)",
 ]
+TAUGHT = [  # two lines of descent
+    """
+parent: str = ""  # a run id, study/name, a shipped name, a folder or a hub id
+teacher: str = ""  # a run id and the like
+seed: int = 0  # 0..: seed
+""",
+    'from helpers import params, runs\nrun = runs.begin("taught", params.check())',
+    'print("taught by", run.teacher.id if run.teacher else None)',
+    'run.finish(metrics=[{"metric": "loss", "value": 0.5, "n": 9}])',
+]
 PARETO = [
     "parents: list[str] = []  # runs to compare",
     'from helpers import params, runs\nrun = runs.begin("pareto", params.check())',

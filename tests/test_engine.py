@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import models, sampling, tasks
@@ -111,7 +112,56 @@ def test_simulated_activations_and_cache(pair):
     same(model, pair[1])
 
 
+class Operators(TorchDispatchMode):
+    """The names of all operators that are called while this is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.add(operator.overloadpacket.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["plain", "fake-quantized", "packed", "adapter", "simulated", "llama"])
+def test_a_step_never_makes_the_host_wait(pair, kind):
+    """Nor does it make tensors from numbers of the host: a CUDA graph could not be captured."""
+    model, tokenizer = pair
+    if kind in ("fake-quantized", "packed"):
+        model = low_bit(model, kind == "packed")
+    elif kind != "plain":
+        model = {"adapter": with_lora, "simulated": copy.deepcopy, "llama": llama}[kind](model)
+    if kind == "simulated":
+        activations.simulate(model, activation_bits=8, cache_bits=8)
+    engine = engine_of((model, tokenizer), 4, 20, temperature=1.0, top_p=0.9)
+    engine.generate(sampling.prompt_ids(tokenizer, PROBLEMS[:4]))
+    places = [t.data_ptr() for t in vars(engine).values() if isinstance(t, torch.Tensor)]
+    engine.count.zero_()
+    with Operators() as seen, torch.no_grad():
+        engine._step()
+    assert not seen.names & {"_local_scalar_dense", "lift_fresh", "nonzero", "equal", "masked_select", "unique_dim"}
+    assert places == [t.data_ptr() for t in vars(engine).values() if isinstance(t, torch.Tensor)]
+
+
 # ---------------------------------------------------------------- sampling
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_a_step_is_captured_and_what_cannot_be_runs_as_it_is(pair, recwarn):
+    model, tokenizer = pair
+    prompts = sampling.prompt_ids(tokenizer, PROBLEMS)
+    settings = {"rows": len(prompts), "limit": 40, "temperature": 0.0}
+    engine = engine_of(pair, **settings)
+    expected = engine.generate(prompts)
+    assert engine.graph is not None
+    waiting = copy.deepcopy(model)
+    waiting.lm_head.register_forward_hook(lambda module, args, output: output.sum().item() and None)
+    engine = engine_of((waiting, tokenizer), **settings)
+    assert [ids for ids, _ in engine.generate(prompts)] == [ids for ids, _ in expected]
+    assert engine.graph is None
+    assert [w for w in recwarn if "no CUDA graph of a decoding step" in str(w.message)]
+    sampling.sample(*pair, PROBLEMS, temperature=1.0)  # random numbers can still be drawn, and a step captured
 
 
 def engine_of(pair, rows, limit, **settings):

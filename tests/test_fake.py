@@ -11,6 +11,7 @@ from torch import nn
 from helpers import models, sampling, tasks
 from helpers.kernels import LowBitLinear
 from helpers.quant import Scheme, SchemeError, fake, linear_layers, quantize, round_to_nearest, weight_of
+from helpers.training import precision
 
 GRANULARITIES = {"tensor": (1, 1), "channel": (4, 1), "group": (4, 2)}  # of a weight of 4 x 64, in groups of 32
 
@@ -74,6 +75,163 @@ def test_the_gradient_agrees_with_pytorchs_own():
     assert torch.equal(ours.view(4, 64), theirs)
     upstream = torch.randn(4, 64)
     assert torch.equal(*(torch.autograd.grad(w.view(4, 64), weight, upstream)[0] for w in (ours, theirs)))
+
+
+# --- learned scales ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_slope_of_a_scale_by_hand(masked):
+    """Scale 0.5, zero point 1, codes 0..3: inside the grid dw'/ds = (q - z) - w/s, beyond it q - z."""
+    weight = torch.tensor([[-1.0, -0.6, 0.1, 0.3, 0.9, 2.0]])
+    scale, zero = torch.tensor([[[0.5]]], requires_grad=True), torch.tensor([[[1.0]]])
+    upstream = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    out = fake.StraightThrough.apply(weight.view(1, 1, 6), scale, zero, 0, 3, masked)
+    assert out.flatten().tolist() == [-0.5, -0.5, 0.0, 0.5, 1.0, 1.0]
+    (out.flatten() * upstream).sum().backward()
+    slopes = torch.tensor([-1.0, -1.0 + 1.2, 0.0 - 0.2, 1.0 - 0.6, 2.0 - 1.8, 2.0])
+    assert scale.grad.item() == pytest.approx(float((slopes * upstream).sum()))
+
+
+@pytest.mark.parametrize(("low", "high", "zero"), [(0, 15, 5), (-7, 7, 0)])
+def test_the_slope_of_a_scale_agrees_with_pytorchs_own(low, high, zero):
+    torch.manual_seed(1)
+    weight, upstream = 3 * torch.randn(4, 64), torch.randn(4, 64)
+    scale, their_zero = torch.tensor([0.25], requires_grad=True), torch.tensor([float(zero)])
+    theirs = torch._fake_quantize_learnable_per_tensor_affine(weight, scale, their_zero, low, high, 1.0)
+    ours = fake.StraightThrough.apply(
+        weight.view(4, 1, 64), scale.view(1, 1, 1), torch.tensor([[[float(zero)]]]), low, high, False
+    )
+    assert torch.equal(ours.view(4, 64), theirs)
+    one, other = (torch.autograd.grad(w.view(4, 64), scale, upstream)[0] for w in (ours, theirs))
+    assert one.item() == pytest.approx(other.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_every_grid_has_the_slope_of_its_own_weights(granularity):
+    """dL/du = s dL/ds, s = s_0 exp(u); against the definition with PyTorch's gradients of the parts that have one."""
+    torch.manual_seed(0)
+    layer = layer_of(torch.randn(4, 64), Scheme(3, granularity, 32), grids="learned")
+    assert layer.log_scale.shape == layer.scale.shape == GRANULARITIES[granularity]
+    with torch.no_grad():
+        layer.weight.mul_(1.3)
+        layer.log_scale.normal_(0, 0.05)
+    upstream = torch.randn(4, 64)
+    layer.quantized_weight().backward(upstream)
+    scale, zero = layer.scales().detach(), layer.zero.float()
+    wide_scale, wide_zero = (t.repeat_interleave(64 // t.shape[1], 1).expand(4, 64) for t in (scale, zero))
+    ratio = layer.weight.detach() / wide_scale
+    point = ratio.round() + wide_zero
+    code = point.clamp(0, 7)
+    slope = upstream * (code - wide_zero - ratio * (point == code))
+    sums = slope.view(4, scale.shape[1], -1).sum(-1)
+    expected = (
+        (sums.sum().view(1, 1) if granularity == "tensor" else sums) * layer.scale.float() * layer.log_scale.exp()
+    )
+    assert torch.allclose(layer.log_scale.grad, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(layer.weight.grad, upstream)  # what is learned of the scale takes nothing from the weights
+
+
+def test_learned_scales_are_rounded_as_they_are_stored():
+    torch.manual_seed(0)
+    layer = layer_of(torch.randn(4, 64), Scheme(4, "group", 32), grids="learned")
+    with torch.no_grad():
+        layer.log_scale.normal_()
+    scales = layer.scales()
+    assert scales.dtype == torch.float32
+    assert torch.equal(scales, scales.half().float())
+    assert torch.equal(scales.half(), layer.quantized().scale)
+    assert not torch.equal(scales, layer.scale.float() * layer.log_scale.exp())
+
+
+def trained(model, steps=3):
+    """Some steps of Adam on a loss that moves every weight and scale."""
+    torch.manual_seed(0)
+    ids = torch.randint(3, 50, (4, 12))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+    return ids
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("grids", fake.GRIDS)
+@pytest.mark.parametrize("scheme", ["w2g32", "w3g64-sym", "w4pc", "w8pt"])
+def test_after_training_a_package_computes_the_same_bit_for_bit(scheme, grids, masked, model):
+    fake.insert(model, Scheme.parse(scheme), grids, masked)
+    ids = trained(model)
+    logits, weights = model(ids).logits, {n: m.quantized_weight() for n, m in fake.layers(model).items()}
+    if grids == "learned":
+        assert all(layer.log_scale.abs().min() > 0 for layer in fake.layers(model).values())
+    fake.pack(model)
+    for name, layer in linear_layers(model).items():
+        assert torch.equal(layer.dequantize(), weights[name])
+    assert torch.equal(model(ids).logits, logits)
+
+
+@pytest.mark.parametrize("grids", ["fixed", "learned"])
+def test_latent_weights_come_back_with_their_codes(grids, model, tmp_path):
+    scheme = Scheme(3, "group", 32)
+    fake.insert(model, scheme, grids)
+    ids = trained(model)
+    latent = {name: layer.weight.detach().clone() for name, layer in fake.layers(model).items()}
+    codes = fake.codes(model)
+    scales = {name: layer.scales().detach() for name, layer in fake.layers(model).items()}
+    fake.pack(model)
+    folder = models.save(model, models.build_tokenizer(), tmp_path / "model", card="")
+    loaded = models.load(folder)[0]
+    logits = loaded(ids).logits
+    kept = models.latents(folder)
+    assert all(torch.equal(kept[name], latent[name]) for name in latent)
+    fake.insert(loaded, scheme, "learned", latents=kept)
+    assert torch.equal(loaded(ids).logits, logits)
+    assert fake.differing(fake.codes(loaded), codes) == 0
+    for name, layer in fake.layers(loaded).items():
+        assert torch.equal(layer.weight, latent[name])
+        assert torch.equal(layer.scales(), scales[name])
+    # and once more, from there
+    fake.pack(loaded)
+    again = models.load(models.save(loaded, models.build_tokenizer(), tmp_path / "again", card=""))[0]
+    assert torch.equal(again(ids).logits, logits)
+    assert models.latents(tmp_path / "again").keys() == latent.keys()
+
+
+def test_checkpoints_without_latent_weights_have_none(model, tmp_path):
+    assert models.latents("base-xs") == {}
+    assert models.latents("owner/name") == {}
+    quantize(model, "rtn", Scheme(3, "group", 32))
+    folder = models.save(model, models.build_tokenizer(), tmp_path / "model", card="")
+    assert models.latents(folder) == {}
+    assert not (folder / "latent").exists()
+
+
+def test_latent_weights_of_another_run_are_refused(model):
+    scheme = Scheme(3, "group", 32)
+    quantize(model, "rtn", scheme)
+    latent = {name: layer.dequantize() for name, layer in linear_layers(model).items()}
+    name = list(latent)[-1]
+    latent[name] = latent[name].flip(0)
+    with pytest.raises(SchemeError, match=f"layer {name}: its latent weights do not round to its codes"):
+        fake.insert(model, scheme, latents=latent)
+
+
+@pytest.mark.parametrize("policy", ["qaft", "ptq_rollout"])
+def test_a_policy_goes_on_from_latent_weights(policy, model):
+    """What GRPO does with a parent that QAT made: the same codes in its rollouts, the weights behind them in training."""
+    scheme = Scheme(3, "group", 32)
+    fake.insert(model, scheme, "learned")
+    ids = trained(model)
+    logits, latent = model(ids).logits, {n: m.weight.detach().clone() for n, m in fake.layers(model).items()}
+    fake.pack(model)
+    model = precision.apply(model, policy, scheme, latents=latent)
+    with fake.materialized(model):
+        assert torch.equal(model(ids).logits, logits)
+    assert all(torch.equal(layer.weight, latent[name]) for name, layer in fake.layers(model).items())
+    fake.remove(model)
+    full = model(ids).logits
+    assert not torch.equal(full, logits)
 
 
 @given(st.integers(0, 1000), st.sampled_from([2, 3, 4, 8]), st.sampled_from(list(GRANULARITIES)), st.booleans())
@@ -257,7 +415,7 @@ def test_groups_longer_than_a_row_are_the_row_and_others_must_divide_it(model):
 @pytest.mark.parametrize(
     ("scheme", "grids", "sentence"),
     [
-        (Scheme(4), "often", r"grids = 'often' is unknown: choose one of fixed, step\."),
+        (Scheme(4), "often", r"grids = 'often' is unknown: choose one of fixed, step, learned\."),
         (Scheme.parse("nf4"), "fixed", r"scheme = nf4 cannot be trained through"),
     ],
 )

@@ -439,18 +439,28 @@ def test_a_loss_that_is_not_finite(teacher, tokenizer, lessons):
         train(model, tokenizer, lessons, teacher, lr=1e30, steps=8, warmup=0.0)
 
 
+def test_tokens_must_mean_the_same_to_both(tokenizer):
+    qat.refuse_other_tokens(tokenizer, copy.deepcopy(tokenizer))
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["<step>"])
+    for pair in ((tokenizer, other), (other, tokenizer)):
+        with pytest.raises(qat.QatError, match="different vocabularies: '<step>' is not the same token to both"):
+            qat.refuse_other_tokens(*pair)
+
+
 def test_parameters_that_are_not_read():
-    for init, objective, replies, changed, sentence in (
-        ("full", "kd", "gold", "calibration", "init = full does not read calibration: leave it as it is"),
-        ("parent", "kd", "gold", "calibration_texts", "init = parent does not read calibration_texts"),
-        ("gptq", "sft", "gold", "reverse", "objective = sft does not read reverse"),
-        ("gptq", "sft", "teacher", "temperature", "objective = sft does not read temperature"),
-        ("gptq", "sft", "gold", "teacher", "objective = sft with replies = gold does not read teacher"),
+    for bits, init, objective, replies, changed, sentence in (
+        (2, "full", "kd", "gold", "calibration", "init = full does not read calibration: leave it as it is"),
+        (2, "parent", "kd", "gold", "calibration_texts", "init = parent does not read calibration_texts"),
+        (2, "gptq", "sft", "gold", "reverse", "objective = sft does not read reverse"),
+        (2, "gptq", "sft", "teacher", "temperature", "objective = sft does not read temperature"),
+        (2, "gptq", "sft", "gold", "teacher", "objective = sft with replies = gold does not read teacher"),
+        (16, "full", "kd", "gold", "grids", "bits = 16 does not read grids"),
     ):
         with pytest.raises(qat.QatError, match=sentence):
-            qat.refuse_unread(init, objective, replies, [changed, "lr"])
+            qat.refuse_unread(bits, init, objective, replies, [changed, "lr"])
     qat.refuse_unread(
-        "gptq", "kd", "student", ["calibration", "calibration_texts", "reverse", "temperature", "teacher"]
+        2, "gptq", "kd", "student", ["calibration", "calibration_texts", "reverse", "temperature", "grids"]
     )
-    qat.refuse_unread("awq", "sft", "teacher", ["calibration", "teacher"])
-    qat.refuse_unread("full", "sft", "gold", ["lr", "texts"])
+    qat.refuse_unread(3, "awq", "sft", "teacher", ["calibration", "teacher", "symmetric"])
+    qat.refuse_unread(16, "full", "sft", "gold", ["lr", "texts", "activation_bits"])

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from helpers import identity, params, project, runs, staging
 from helpers.records import DiskFull, Result, RunError, ensure_space, is_complete
-from machinery import BASE, make, planned
+from machinery import BASE, TAUGHT, make, planned, write_notebook
 
 
 def test_the_committed_schema_is_the_models():
@@ -178,6 +178,106 @@ def test_an_unknown_parent_is_one_sentence_with_near_matches(home, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"neither a result\.json nor safetensors"):
         runs.load_parent(str(tmp_path / "empty"))
+
+
+# --- a teacher beside the parent --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taught(home):
+    write_notebook(home / "notebooks" / "04_taught.ipynb", TAUGHT)
+    return make(study="micro", name="small", size="s").id, make(study="micro", name="tiny").id
+
+
+def begun(**given):
+    return runs.begin("taught", params.validate(params.template(project.template("taught")), given, "taught"))
+
+
+def test_the_teacher_makes_a_run_another_one(home, taught):
+    small, tiny = taught
+    ids = {
+        begun(parent=tiny).id,
+        begun(parent=tiny, teacher=small).id,
+        begun(parent=tiny, teacher=tiny).id,
+        begun(parent=small, teacher=tiny).id,
+    }
+    assert len(ids) == 4
+    planned(home, "micro", small=small, tiny=tiny)
+    assert begun(parent="micro/tiny", teacher="micro/small").id == begun(parent=tiny, teacher=small).id
+
+
+def test_a_run_knows_its_teacher_and_records_it(home, taught):
+    small, tiny = taught
+    planned(home, "micro", small=small, tiny=tiny)
+    run = begun(parent=tiny, teacher="micro/small")
+    assert (run.parent.id, run.teacher.id) == (tiny, small)
+    assert run.teacher.model_path.endswith(f"{small}/model")
+    assert run.changed == {"parent": tiny, "teacher": small}
+    result = run.finish(metrics=[{"metric": "loss", "value": 0.5, "n": 9}])
+    assert result.parents == [tiny, small]
+    assert result.command == "lowbit run taught -p parent=micro/tiny -p teacher=micro/small"
+    assert begun(parent=tiny).teacher is None
+
+
+def test_a_run_keeps_the_name_that_its_study_gives_it(taught):
+    given = params.validate(params.template(project.template("taught")), {"parent": taught[0], "teacher": taught[1]})
+    context, _ = runs.describe("taught", given, "micro", "pupil-seed0")
+    assert (context.study, context.name) == ("micro", "pupil-seed0")
+
+
+def test_an_unknown_teacher_is_called_so(taught):
+    with pytest.raises(RunError, match="The teacher nobody is unknown: give a run id"):
+        begun(parent=taught[0], teacher="nobody")
+
+
+def of(made_from=None, bits=16, **more):
+    """A run whose model was made from another."""
+    run = make(seed=next(SEEDS))
+    path = run.path / "result.json"
+    result = json.loads(path.read_text())
+    result["model"] = {"name": "s", "bits": bits} | ({"made_from": made_from} if made_from else {}) | more
+    path.write_text(json.dumps(result))
+    return run.id
+
+
+SEEDS = iter(range(100, 200))
+
+
+def test_the_teacher_is_the_nearest_model_in_full_precision(home):
+    from helpers.models import full_precision  # takes seconds to import
+
+    base = of()
+    grpo = of(base)
+    gptq = of(grpo, bits=2)
+    qat = of(gptq, bits=2)
+    again = of(qat, bits=2)
+    for run in (grpo, gptq, qat, again):
+        assert full_precision(runs.load_parent(run)).id == grpo
+    assert full_precision(runs.load_parent(base)).id == base
+    assert full_precision(runs.load_parent("owner/name")).id == "owner/name"
+    with pytest.raises(
+        RunError, match=r"teacher is empty, and no model in full precision is known that .* was made from"
+    ):
+        full_precision(runs.load_parent(of(bits=4)))
+    lost = of("grpo-0000000000", bits=2)
+    with pytest.raises(RunError, match=r"The model that .* was made from.*grpo-0000000000 is unknown"):
+        full_precision(runs.load_parent(lost))
+
+
+def test_what_a_killed_run_kept_is_for_the_same_run_alone(home, taught, monkeypatch):
+    """Under the runner a folder of its run id; a session, whose cells may be edited, keeps nothing."""
+    assert begun(parent=taught[0]).unfinished is None
+    given = params.validate(params.template(project.template("taught")), {"parent": taught[0]}, "taught")
+    context, _ = runs.describe("taught", given)
+    staged = staging.stage_folder(context.run_id)
+    (staged / staging.CONTEXT).write_text(context.model_dump_json())
+    monkeypatch.setenv("LOWBIT_STAGING", str(staged))
+    run = runs.begin("taught", context.parameters)
+    assert run.unfinished == home / "runs" / ".unfinished" / context.run_id
+    assert context.run_id not in runs.known()
+    run.unfinished.mkdir(parents=True)
+    assert run.id not in runs.known()
+    assert runs.done(run.id) is None
 
 
 # --- files and disks --------------------------------------------------------------------------------------------------

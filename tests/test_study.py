@@ -13,7 +13,7 @@ from helpers import project, runs
 from helpers.execute import execute
 from helpers.schedule import run_study
 from helpers.study import StudyError, load, plan
-from machinery import gone, kernel_at_work, published, wait_for
+from machinery import TAUGHT, gone, kernel_at_work, published, wait_for, write_notebook
 
 slow = pytest.mark.slow
 BASES = {"name": "base-{size}", "stage": "base", "matrix": {"size": ["xs", "s"]}, "params": {"size": "{size}"}}
@@ -78,6 +78,65 @@ def test_one_seed_is_passed_on_without_a_suffix(home):
 def test_the_order_of_a_file_is_free(home):
     write(home, {"name": "eval", "stage": "eval", "parent": "base-s"}, BASES)
     assert names(plan("tiny")) == ["eval", "base-xs", "base-s"]
+
+
+@pytest.fixture
+def taught(home):
+    write_notebook(home / "notebooks" / "04_taught.ipynb", TAUGHT)
+    return home
+
+
+PUPIL = {"name": "pupil", "stage": "taught", "parent": "base-xs", "params": {"teacher": "base-s"}}
+
+
+def test_a_run_waits_for_its_teacher_as_for_its_parent(taught):
+    write(taught, PUPIL, BASES, {"name": "next", "stage": "taught", "parent": "pupil", "params": {"teacher": "base-s"}})
+    jobs = {job.name: job for job in plan("tiny")}
+    pupil = jobs["pupil"]
+    assert pupil.parents == ["base-xs", "base-s"]
+    assert pupil.parameters["teacher"] == jobs["base-s"].run_id
+    assert jobs["next"].parents == ["pupil", "base-s"]
+    write(taught, {**PUPIL, "params": {}}, BASES)
+    alone = {job.name: job for job in plan("tiny")}["pupil"]
+    assert alone.parents == ["base-xs"]
+    assert alone.run_id != pupil.run_id
+
+
+def test_a_teacher_has_the_seed_of_its_pupil(taught):
+    write(taught, BASES, PUPIL, seeds=[0, 1])
+    jobs = {job.name: job for job in plan("tiny")}
+    assert jobs["pupil-seed1"].parents == ["base-xs-seed1", "base-s-seed1"]
+    assert jobs["pupil-seed0"].parameters["teacher"] == jobs["base-s-seed0"].run_id
+
+
+def test_a_teacher_may_be_named_by_the_matrix(taught):
+    write(taught, BASES, PUPIL | {"name": "by-{t}", "matrix": {"t": ["xs", "s"]}, "params": {"teacher": "base-{t}"}})
+    jobs = {job.name: job for job in plan("tiny")}
+    assert jobs["by-s"].parents == ["base-xs", "base-s"]
+    assert jobs["by-xs"].parameters["teacher"] == jobs["by-xs"].parameters["parent"] == jobs["base-xs"].run_id
+    assert jobs["by-s"].run_id != jobs["by-xs"].run_id
+
+
+@slow
+def test_a_planned_id_with_a_teacher_is_that_of_the_run(taught, tmp_path):
+    write(taught, BASES, PUPIL)
+    jobs = {job.name: job for job in plan("tiny")}
+    for name in ("base-xs", "base-s"):
+        with (tmp_path / "out").open("w") as out:
+            execute("base", jobs[name].parameters, "tiny", name, out=out)
+    context, _ = runs.describe("taught", jobs["pupil"].parameters)
+    assert context.run_id == jobs["pupil"].run_id
+    assert {job.name: job for job in plan("tiny")}["pupil"].run_id == context.run_id
+
+
+def test_a_wrong_teacher_is_one_sentence(taught):
+    for teacher, sentence in (
+        ("bose", "run pupil: The teacher bose is unknown"),
+        ("pupil", "these runs wait for each other: pupil"),
+    ):
+        write(taught, BASES, {**PUPIL, "params": {"teacher": teacher}})
+        with pytest.raises(StudyError, match=sentence):
+            plan("tiny")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,42 @@ from hypothesis import strategies as st
 from helpers.grading import grade_one
 from helpers.tasks import LEVELS, SPLITS, TaskError, arithmetic, corpus, load
 from helpers.tasks.problem import split_of
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_a_written_expression_is_read_back(seed, level):
+    prompt, gold = arithmetic.prompt(random.Random(seed), level)
+    tree = arithmetic.parse(prompt)
+    assert arithmetic.text(tree) == prompt
+    assert arithmetic.chain(tree)[-1] == gold
+
+
+@pytest.mark.parametrize(
+    ("written", "tree"),
+    [
+        ("7", 7),
+        ("12-3-4", ("-", ("-", 12, 3), 4)),
+        ("12-(3-4)", ("-", 12, ("-", 3, 4))),
+        ("12+3*(20-6)", ("+", 12, ("*", 3, ("-", 20, 6)))),
+    ],
+)
+def test_trees_by_hand(written, tree):
+    assert arithmetic.parse(written) == tree
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "recall"])
+def test_solutions_are_right_and_a_model_can_write_them(task):
+    for problem in load(task, "train", 200, seed=2):
+        reply = corpus.solution(problem)
+        assert grade_one(reply, problem.gold).outcome == "equal"
+        assert reply.startswith("<think>") == (task == "arithmetic")
+        assert set(reply) <= set("0123456789abcdefghijklmnopqrstuvwxyz+-*/()=,;:?>.}{ <\\")
+
+
+def test_a_solution_by_hand():
+    (problem,) = load("arithmetic", "train", 1)
+    given = replace(problem, prompt="12+3*(20-6)", gold="54")
+    assert corpus.solution(given) == r"<think>12+3*14=12+42=54</think>\boxed{54}"
 
 
 @pytest.mark.parametrize("task", ["arithmetic", "recall"])

@@ -40,7 +40,7 @@ def check() -> None:
 
 @app.command()
 def run(
-    stage: Annotated[str, typer.Argument(help="base, grpo, ptq, eval, diagnose, pareto")], param: Params = None
+    stage: Annotated[str, typer.Argument(help="base, grpo, ptq, qat, eval, diagnose, pareto")], param: Params = None
 ) -> None:
     """Run one stage with parameters, or find it done."""
     from helpers import runs

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import sys
 import textwrap
 import time
@@ -95,9 +94,12 @@ class Run:
         return self.context.run_id
 
     @property
-    def unfinished(self) -> Path:
-        """Where to keep what a later attempt can go on from, if this one is killed."""
-        return unfinished_folder(self.id)
+    def unfinished(self) -> Path | None:
+        """Where to keep what a later attempt can go on from, if this one is killed.
+
+        None in a session: its cells may be edited, and a run of the template must not go on from what they made.
+        """
+        return unfinished_folder(self.id) if self.managed else None
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -167,7 +169,6 @@ class Run:
             else:  # the last cell was run again
                 with disk_errors(self.path):
                     write_result(self.path, result)
-        shutil.rmtree(self.unfinished, ignore_errors=True)
         print(f"{run_id} is in {shown(self.path)}")
         return read(self.path)
 
@@ -215,12 +216,12 @@ def describe(
     template = project.template(stage)
     if parameters.get("parent") == "":
         raise RunError(f"parent is empty for {stage}: give a run id, study/name, a shipped name, a folder or a hub id.")
-    single = {name: load_parent(parameters[name], name) for name in ids.SINGLE if parameters.get(name)}
+    single = {key: load_parent(parameters[key], key) for key in ids.SINGLE if parameters.get(key)}
     parents = [load_parent(ref) for given in parameters.get("parents", []) for ref in expand(given)]
     parameters = dict(parameters)
     labels = dict(parameters)
-    for name, ref in single.items():
-        parameters[name], labels[name] = ref.ref, ref.label
+    for key, ref in single.items():
+        parameters[key], labels[key] = ref.ref, ref.label
     if parents:
         parameters["parents"], labels["parents"] = [ref.ref for ref in parents], [ref.label for ref in parents]
     refs = [*single.values(), *parents]

@@ -245,12 +245,12 @@ def _job(study: Study, draft: _Draft, declared, code: str, jobs: dict[str, Job],
     needs: list[str] = []
     parents: list[str] = []
 
-    def resolve(ref: str) -> str:
+    def resolve(ref: str, what: str = "parent") -> str:
         if ref in jobs:
             needs.append(ref)
             parents.append(jobs[ref].run_id)
             return jobs[ref].run_id
-        externals[ref] = externals.get(ref) or runs.load_parent(ref)
+        externals[ref] = externals.get(ref) or runs.load_parent(ref, what)
         parents.append(externals[ref].id)
         return externals[ref].ref
 
@@ -258,7 +258,7 @@ def _job(study: Study, draft: _Draft, declared, code: str, jobs: dict[str, Job],
     given = params.validate(declared, given, draft.stage)
     for name in SINGLE:
         if given.get(name):
-            given[name] = resolve(given[name])
+            given[name] = resolve(given[name], name)
     if given.get("parents"):
         refs = [match for ref in given["parents"] for match in ([ref] if ref in jobs else runs.expand(ref))]
         given["parents"] = [resolve(ref) for ref in refs]

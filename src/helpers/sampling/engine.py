@@ -44,9 +44,14 @@ def backend_of(model: nn.Module, asked: str = "auto") -> str:
         raise UserError(f"the sampler {named!r} is unknown: choose one of auto, {', '.join(BACKENDS)}.")
     kind = base.config._attn_implementation
     sliding = "sliding_attention" in (getattr(base.config, "layer_types", None) or ())
-    fixed = kind in ("sdpa", "eager") and not sliding
+    on_host = getattr(
+        base, "is_loaded_in_8bit", False
+    )  # LLM.int8 asks the host for its outliers, which no graph can hold
+    fixed = kind in ("sdpa", "eager") and not sliding and not on_host
     if asked == "graph" and not fixed:
-        raise UserError(f"backend = 'graph' needs full attention by sdpa or eager: this model has {kind}, use 'hf'.")
+        raise UserError(
+            f"backend = 'graph' needs full attention by sdpa or eager, and no LLM.int8: this model has {kind}, use 'hf'."
+        )
     return ("graph" if base.device.type == "cuda" else "hf") if named == "auto" else named if fixed else "hf"
 
 
@@ -95,7 +100,7 @@ class Engine:
         self.max_new_tokens = max_new_tokens
         device, self.dtype = self.model.device, self.model.get_input_embeddings().weight.dtype
         width = -(-(longest + max_new_tokens) // MULTIPLE) * MULTIPLE
-        self.ends = torch.tensor(ends, device=device)
+        self.ends = torch.tensor(ends, dtype=torch.long, device=device)
         self.token = torch.full((rows, 1), pad, device=device)
         self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.mask = torch.zeros(rows, 1, 1, width, dtype=self.dtype, device=device)  # 0, or the lowest number: not seen
@@ -104,7 +109,9 @@ class Engine:
         self.tokens = torch.full((rows, max_new_tokens), pad, device=device)
         self.logprobs = torch.zeros(rows, max_new_tokens, device=device)
         self.cache = FixedCache(width, self.column)
-        self.cache_name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
+        self.cache_name = (
+            "cache" if "cache" in inspect.signature(type(self.model).forward).parameters else "past_key_values"
+        )
         self.graph: Any = None
         self.capturable = device.type == "cuda"
 
@@ -192,6 +199,8 @@ class Engine:
             self._step()
             graph = torch.cuda.CUDAGraph()
             pool = () if Engine.last is None else (Engine.last.pool(),)
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            spare = generator.clone_state()  # a capture that fails leaves the generator unusable
             try:
                 # the bare calls: the context manager torch.cuda.graph would also empty the allocator's cache each time
                 graph.capture_begin(*pool, capture_error_mode="thread_local")
@@ -202,6 +211,7 @@ class Engine:
                 self.graph = Engine.last = graph
             except Exception as error:
                 self.capturable = False
+                generator.graphsafe_set_state(spare)
                 reason = (str(error).splitlines() or [""])[0]
                 warnings.warn(f"no CUDA graph of a decoding step: {type(error).__name__}: {reason}", stacklevel=2)
         current.wait_stream(stream)
@@ -219,5 +229,5 @@ def nucleus(logs: torch.Tensor, top_p: float) -> torch.Tensor:
         return logs
     ordered, order = logs.sort(-1)
     outside = ordered.exp().cumsum(-1) <= 1 - top_p
-    outside[..., -1] = False  # the likeliest stays
+    outside[..., -1:].fill_(False)  # the likeliest stays
     return logs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

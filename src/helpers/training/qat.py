@@ -278,9 +278,12 @@ def refuse_other_tokens(tokenizer: PreTrainedTokenizerBase, teachers: PreTrained
         raise QatError(f"teacher and student have different vocabularies: {odd[0]!r} is not the same token to both.")
 
 
-def refuse_unread(init: str, objective: str, replies: str, changed: Sequence[str]) -> None:
+def refuse_unread(bits: int, init: str, objective: str, replies: str, changed: Sequence[str]) -> None:
     """Raise `QatError` where a parameter was `changed` that this kind of training does not read."""
     unread = []
+    if bits == 16:
+        names = ("granularity", "grid_size", "symmetric", "targets", "grids", "masked")
+        unread += [("bits = 16", name) for name in names]
     if init not in ("gptq", "awq"):
         unread += [(f"init = {init}", name) for name in ("calibration", "calibration_texts")]
     if objective == "sft":

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from helpers.errors import UserError
 from helpers.kernels import LowBitLinear
 from helpers.models import lowbit
-from helpers.quant import Scheme, fake, quantize
+from helpers.quant import Mixed, Scheme, fake, linear_layers, quantize
+from helpers.quant.layers import is_low_bit
 
 INITS = ("full", "rtn", "gptq", "awq", "parent")
 
@@ -38,13 +39,15 @@ def prepare(
     grids: str = "fixed",
     masked: bool = False,
     latents: Mapping[str, torch.Tensor] | None = None,
-) -> None:
+) -> Scheme | Mixed | None:
     """Make `model` a student on the grid of `scheme`, in place; without a scheme it is trained in full precision.
+
+    Gives the scheme that it is on, which is a mixed one where the parent's is.
 
     `texts` are token ids to calibrate `gptq` and `awq` on. `grids`, `masked` and `latents` are those of `quant.fake`.
 
     Errors: `StudentError` for an unknown `init`, `parent` with a model that is not packed or is on other grids than the
-    scheme's, and another `init` with one that is packed; `SchemeError` for what the quantizer refuses.
+    scheme's, and another `init` with one that is quantized; `SchemeError` for what the quantizer refuses.
     """
     if init not in INITS:
         raise StudentError(f"init = {init!r} is unknown: choose one of {', '.join(INITS)}.")
@@ -54,16 +57,18 @@ def prepare(
             raise StudentError(
                 f"init = {init} does not fit bits = 16: training in full precision starts from init = full."
             )
-        return fake.restore(model)
+        fake.restore(model)
+        return None
     if init == "parent":
         return _go_on(model, packed, scheme, grids, masked, latents)
-    if packed:
+    if any(map(is_low_bit, model.modules())):
         raise StudentError(
             f"init = {init} does not fit a parent that is quantized already: init = parent goes on from it."
         )
     if init != "full":
         quantize(model, init, scheme, texts)
     fake.insert(model, scheme, grids, masked)
+    return scheme
 
 
 def _go_on(
@@ -73,21 +78,23 @@ def _go_on(
     grids: str,
     masked: bool,
     latents: Mapping[str, torch.Tensor] | None,
-) -> None:
+) -> Scheme | Mixed:
     if not packed:
-        raise StudentError("init = parent does not fit a parent in full precision: choose full, rtn, gptq or awq.")
+        raise StudentError("init = parent needs a parent with packed codes: otherwise choose full, rtn, gptq or awq.")
+    if packed.keys() != linear_layers(model, scheme.targets).keys():
+        raise StudentError(f"the parent has {len(packed)} quantized layers, which are not those of {scheme}.")
     sizes = {name: layer.in_features * layer.out_features for name, layer in packed.items()}
     widths = {layer.bits for layer in packed.values()}
     mean_bits = sum(packed[name].bits * size for name, size in sizes.items()) / sum(sizes.values())
-    if mean_bits > scheme.bits or (len(widths) == 1 and widths != {scheme.bits}):
+    if not scheme.bits - 1 < mean_bits <= scheme.bits or (len(widths) == 1 and widths != {scheme.bits}):
         raise StudentError(
             f"the parent has {mean_bits:.3g} bits a weight, and the scheme is {scheme}: they must agree."
         )
-    # widths differ in mixed precision
-    schemes = {name: replace(scheme, bits=layer.bits) for name, layer in packed.items()}
+    schemes = Mixed({name: replace(scheme, bits=layer.bits) for name, layer in packed.items()}, budget=scheme)
     fake.insert(model, schemes, grids, masked, latents)
     for name, layer in fake.layers(model).items():
         if not fake.same_grids(packed[name], layer):
             raise StudentError(
                 f"layer {name} of the parent has {packed[name].extra_repr()}: this is not {layer.scheme}, and must be."
             )
+    return schemes if len(widths) > 1 else scheme
