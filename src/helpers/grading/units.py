@@ -22,9 +22,9 @@ MEASURES = {  # units that contradict one another when they differ
     "oz": "oz ounce ounces", "s": "s sec secs second seconds", "min": "min mins minute minutes",
     "h": "h hr hrs hour hours", "day": "day days", "week": "week weeks", "year": "year years yr yrs",
     "month": "month months", "cent": "cent cents", "dollar": "dollar dollars usd", "mph": "mph",
-    "deg": "degree degrees deg", "rad": "rad rads radian radians", "L": "l liter liters litre litres",
-    "ml": "ml milliliter milliliters", "J": "j joule joules", "N": "n newton newtons", "W": "w watt watts",
-    "V": "v volt volts", "K": "k kelvin", "arcsec": "arcsec", "arcmin": "arcmin", "am": "am", "pm": "pm",
+    "deg": "degree degrees deg", "rad": "rad rads radian radians", "L": "L l liter liters litre litres",
+    "ml": "ml milliliter milliliters", "J": "J joule joules", "N": "N newton newtons", "W": "W watt watts",
+    "V": "V volt volts", "K": "K kelvin", "arcsec": "arcsec", "arcmin": "arcmin", "am": "am", "pm": "pm",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, words in MEASURES.items() for word in words.split()}
 POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
@@ -32,41 +32,36 @@ ONE_LETTER_UNITS = set("mgshLlNJWVAKCFT")
 
 
 def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
-    """A scalar's tokens and the unit that follows it; a percent sign and a magnitude (`3 million`) stay part of the
-    value.
-    """
-    at = next((i for i, (kind, value) in enumerate(tokens) if kind == "text"), len(tokens))
-    said = " ".join(str(v) for k, v in tokens[at:] if k == "text")
-    words = re.findall(r"[^\W\d_]+|%", re.sub(r"\b([aApP])\.?\s?[mM]\b", r"\1m", said))
-    core = list(tokens[:at])
-    rest = [t for t in tokens[at:] if t[0] != "text"]
-    if not core or not all(map(_in_unit, tokens[at - 1 :], tokens[at:])):
+    """A scalar's tokens and its unit; a percent sign and a magnitude (`3 million`) stay part of the value."""
+    at = next((i for i, (kind, _) in enumerate(tokens) if kind == "text"), len(tokens))
+    if not at or not all(map(_in_unit, tokens[at - 1 :], tokens[at:])):
         raise Unreadable("words between formulas")
+    said = " ".join(str(value) for kind, value in tokens[at:] if kind == "text")
+    words = re.findall(r"[^\W\d_]+", re.sub(r"\b([aApP])\.?\s?[mM]\b", r"\1m", said))
+    power = "".join(str(value) for kind, value in tokens[at:] if kind == "num" or value == "-")
+    core, mark = _marked(list(tokens[:at]))
     if words and words[0].casefold() in MAGNITUDES:
         factor = ("num", Fraction(MAGNITUDES[words.pop(0).casefold()]))
         core = [("op", "("), *core, ("op", ")"), ("op", "*"), factor]
     if words and words[0].casefold() in ("percent", "pct", "percentage"):
-        core.append(("op", "%"))
-        words = words[1:]
-    primes = 0
-    while core and core[-1] == ("op", "'") and len(core) > 1:
-        core, primes = core[:-1], primes + 1
-    if not primes and core[-2:] == [("op", "'"), ("op", "}")] and ("op", "^") in core:
-        start = len(core) - 1 - core[::-1].index(("op", "^"))
-        if start and core[start - 1][0] == "num" and {value for _, value in core[start + 1 :]} == {"{", "'", "}"}:
-            core, primes = core[:start], len(core) - start - 3
-    if primes:
-        if core[-1][0] != "num":
-            core, primes = core + [("op", "'")] * primes, 0
-        words = ["arcmin" if primes == 1 else "arcsec"] if primes else words
-    exponent = "".join(str(value) for kind, value in rest if kind == "num" or value == "-")
-    exponent = next((POWERS[word] for word in map(str.casefold, words) if word in POWERS), exponent)
-    known = [UNIT_OF.get(word if len(word) == 1 else word.casefold(), "") for word in words]
-    unit = " ".join(filter(None, known)) + (f"^{exponent}" if exponent and any(known) else "")
-    degree = [("op", "^"), ("op", r"\circ")]
-    if core[-2:] == degree or core[-4:] == [("op", "^"), ("op", "{"), ("op", r"\circ"), ("op", "}")]:
-        unit = unit or "deg"
-    return core, unit
+        core = [*core, ("op", "%")]
+    units = [UNIT_OF.get(word if len(word) == 1 else word.casefold(), "") for word in words]
+    power = next((POWERS[word] for word in map(str.casefold, words) if word in POWERS), power)
+    unit = " ".join(filter(None, units))
+    return core, f"{unit}^{power}" if unit and power else unit or mark
+
+
+def _marked(core: list[Token]) -> tuple[list[Token], str]:
+    """A scalar and what the marks at its end stand for: a degree sign, or primes behind a number (0.003'', 45^{\\prime})."""
+    end = [value for _, value in core[-6:]]
+    if end[-2:] == ["^", r"\circ"] or end[-4:] == ["^", "{", r"\circ", "}"]:
+        return core, "deg"
+    for marks, unit in (("''", "arcsec"), ("'", "arcmin")):
+        for form in ([*marks], ["^", *marks], ["^", "{", *marks, "}"]):
+            before = core[: -len(form)]
+            if end[-len(form) :] == form and before and before[-1][0] == "num":
+                return before, unit
+    return core, ""
 
 
 def _in_unit(before: Token, token: Token) -> bool:
@@ -74,7 +69,9 @@ def _in_unit(before: Token, token: Token) -> bool:
     kind, value = token
     if kind == "num":
         return before[1] in ("^", "{", "-")
-    return kind in ("text", "op") or (kind == "name" and before[1] == "/" and value in ONE_LETTER_UNITS)
+    if kind == "op":
+        return value in ("^", "{", "}", "/", "*") or (value == "-" and before[1] in ("^", "{"))
+    return kind == "text" or (kind == "name" and before[1] == "/" and value in ONE_LETTER_UNITS)
 
 
 def unworded(tokens: list[Token]) -> list[Token]:
