@@ -10,9 +10,9 @@ import yaml
 from bs4 import BeautifulSoup
 
 import synthetic_runs as synthetic
-from helpers import evaluation, project, records
+from helpers import evaluation, models, project, quant, records
 from helpers.evaluation.survival import survivals
-from helpers.report import book, numbers, pages, publish, table
+from helpers.report import book, numbers, pages, publish, recovery, table
 
 CHECKOUT = synthetic.CHECKOUT
 BOOK = CHECKOUT / "book"
@@ -374,6 +374,99 @@ def test_what_the_pareto_exercise_says_is_so():
     assert full.memory_bytes < 350 * 1024
     assert low.memory_bytes < 350 * 1024
     assert low.ci_low > full.ci_high
+
+
+@pytest.fixture(scope="module")
+def arm():
+    """Mean accuracy over seeds of an arm, published."""
+    df = pd.read_csv(BOOK / "results" / "results.csv")
+
+    def mean(name, prefix="eval", task="arithmetic"):
+        found = recovery.accuracies(df, name, prefix, task)
+        assert len(found), name
+        return found.mean()
+
+    return mean
+
+
+def test_what_part_one_says_of_the_arms_is_so(arm):
+    for size in ("xs", "s", "m", "l"):
+        full = arm(f"arms/grpo-{size}")
+        for low in (f"awq8-grpo-{size}", f"bnb8-grpo-{size}", f"qaft-{size}"):
+            assert abs(arm(f"arms/{low}") - full) < 0.015
+    lost = [arm(f"arms/grpo-{size}") - arm(f"arms/rtn3-grpo-{size}") for size in ("s", "m", "l")]
+    assert lost[0] > lost[1] > lost[2] < 0.03
+    for size in ("m", "l"):
+        assert arm(f"arms/qlora-{size}") > arm(f"arms/grpo-{size}") + 0.02
+    assert arm("arms/lora-l") > arm("arms/grpo-l") + 0.02
+
+
+def test_what_part_one_says_of_shock_limits_and_few_bits_is_so(arm):
+    full = arm("arms/grpo-s")
+    assert abs(arm("beyond/shock8") - full) < 0.005
+    assert 0 < full - arm("beyond/shock3") < 0.015
+    assert 0.02 < full - arm("beyond/shock2") < 0.05
+    assert arm("recover/rtn3-s") + 0.03 < arm("beyond/qaft3-all") < arm("recover/gptq3-s") - 0.02
+    assert arm("beyond/qaft2-all") < arm("recover/gptq2-s") - 0.2
+    assert all(arm(f"beyond/qaft{b}-attention") > arm(f"beyond/qaft{b}-all") + 0.03 for b in (3, 2))
+    model = models.load("base-s")[0]
+    sizes = {name: layer.weight.numel() for name, layer in quant.linear_layers(model).items()}
+    assert sum(n for name, n in sizes.items() if "self_attn" in name) / sum(sizes.values()) == pytest.approx(
+        0.25, abs=0.03
+    )
+    assert arm("beyond/limit24") < 0.3
+    assert full - 0.03 < arm("beyond/limit48") < full
+    assert arm("beyond/qlora-lr0.0003") >= arm("arms/qlora-s") > arm("beyond/qlora-lr0.01") + 0.05
+
+
+def test_what_part_two_says_of_bits_and_objectives_is_so(arm):
+    def lost(method, bits, task):
+        prefix = "eval" if task == "arithmetic" else "recall"
+        return arm("grpo-s", prefix, task) - arm(f"{method}{bits}-s", prefix, task)
+
+    for method in ("gptq", "rtn"):
+        assert lost(method, 3, "arithmetic") > 2 * lost(method, 3, "recall")
+    assert lost("rtn", 2, "arithmetic") > lost("rtn", 2, "recall") > 0.3
+    assert lost("gptq", 2, "recall") > lost("gptq", 2, "arithmetic")
+    assert arm("kd2-s") > arm("sft2-teacher-s") + 0.02
+    assert arm("kd2-tuned") > arm("sft2-teacher-tuned") + 0.02
+    assert abs(arm("kd2-s") - arm("sft2-gold-s")) < 0.03
+    for other in ("kd2-reverse0.5-s", "kd2-reverse1.0-s", "kd2-onpolicy-s", "grids-step-s", "grids-learned-s"):
+        assert abs(arm(other) - arm("kd2-s")) < 0.01
+
+
+def test_what_part_two_says_of_starts_and_texts_is_so(arm):
+    ends = {init: [arm(f"init-{init}-lr{lr}-s") for lr in recovery.RATES] for init in recovery.INITS}
+    best = {init: values.index(max(values)) for init, values in ends.items()}
+    assert max(ends, key=lambda init: max(ends[init])) == "gptq"
+    assert best["full"] < best["gptq"]
+    assert ends["full"][0] == max(values[0] for values in ends.values())
+    assert sum(a < b for a, b in zip(ends["rtn"], ends["full"], strict=True)) == len(recovery.RATES) - 1
+    assert all(values[-1] < 0.51 for values in ends.values())
+    text = {(c, d): arm(f"texts-{c}-{d}-s") for c in recovery.DOMAINS[1:] + ("traces",) for d in recovery.DOMAINS}
+    assert text["traces", "recall"] < arm("gptq2-s")
+    assert text["recall", "arithmetic"] < text["traces", "arithmetic"] - 0.03
+    assert abs(text["traces", "corpus"] - text["traces", "arithmetic"]) < 0.01
+    amounts = [arm(name) for name in ("amount-100-s", "amount-400-s", "kd2-s", "amount-8000-s")]
+    assert amounts == sorted(amounts)
+    assert arm("kd3-s") < arm("gptq3-s")
+    assert arm("kd4-s") < arm("gptq4-s") - 0.05
+    assert all(arm(name, "w4a4kv4") < 0.62 for name in ("rtn4-s", "gptq4-s", "kd4-s", "kd-w4a4kv4-s"))
+    assert arm("kd-w4a4kv4-s", "w4a4kv4") > arm("kd4-s", "w4a4kv4") + 0.04
+
+
+def test_what_the_workflow_page_says_is_so(arm):
+    for size in ("s", "xs"):
+        full, low, back = (arm(f"{name}-{size}") for name in ("grpo", "gptq2", "rl-kd2"))
+        assert back - low > (full - low) / 2
+        assert abs(back - arm(f"kd2-{size}")) < 0.02
+        assert low - 0.01 < arm(f"zerorl2-{size}") < back - 0.1  # it crawls
+    assert arm("zerorl3-s") >= arm("rl-kd3-s") - 0.01
+    assert arm("first2-s") < 0.3
+    assert arm("rl-kd2-s") - 0.03 < arm("rl-first2-s") < arm("kd2-s")
+    verdict = pd.read_csv(BOOK / "results" / "verdicts.csv").set_index("claim")["verdict"]
+    assert verdict["RL after KD cuts entropy"] == "holds"
+    assert verdict["RL after KD raises accuracy"] != "holds"
 
 
 def test_what_the_prose_says_of_reasoning_and_recall_is_so():

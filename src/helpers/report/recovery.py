@@ -13,7 +13,7 @@ from helpers.report.pages import table
 from helpers.report.verdicts import mean_over_seeds
 
 STUDY = "recover"
-NOT_RUN = "Not run yet: `lowbit study recover`.\n"
+NOT_RUN = "Not run yet.\n"
 BITS = (8, 4, 3, 2)
 RATES = ("0.0005", "0.001", "0.002", "0.004", "0.008")
 INITS = {"full": "full precision", "rtn": "RTN", "gptq": "GPTQ", "awq": "AWQ"}
@@ -93,27 +93,25 @@ def cells(df: pd.DataFrame, found: Cells, corner: str = "") -> str:
     lines = [
         [label, *(_mean(accuracies(df, row[c])) if c in row else "–" for c in columns)] for label, row in found.items()
     ]
-    return table([corner, *columns], lines) if (df["study"] == STUDY).any() else NOT_RUN
+    return _table([corner, *columns], lines)
 
 
 def by_bits(df: pd.DataFrame) -> str:
     """Accuracy lost by rounding, in points of the full-precision model's, on the reasoning task and on recall."""
-    if not (df["study"] == STUDY).any():
-        return NOT_RUN
     lines = []
     for method in ("rtn", "gptq"):
         for prefix, task in (("eval", TASK), ("recall", "recall")):
             full = accuracies(df, "grpo-s", prefix, task)
             lost = [100 * (full - accuracies(df, f"{method}{bits}-s", prefix, task)).dropna() for bits in BITS]
             lines.append([method.upper(), task, _mean(full), *(_points(values) for values in lost)])
-    return table(["method", "task", "16 bits", *(f"{bits} bits: points lost" for bits in BITS)], lines)
+    return _table(["method", "task", "16 bits", *(f"{bits} bits: points lost" for bits in BITS)], lines)
 
 
 def simulated(df: pd.DataFrame) -> str:
     """4-bit weights alone, and with 4-bit activations and cache."""
     arms = {"RTN": "rtn4-s", "GPTQ": "gptq4-s", "KD": "kd4-s", "KD with all three": "kd-w4a4kv4-s"}
     lines = [[label, _mean(accuracies(df, arm)), _mean(accuracies(df, arm, "w4a4kv4"))] for label, arm in arms.items()]
-    return table(["", "W4", "W4A4KV4"], lines) if (df["study"] == STUDY).any() else NOT_RUN
+    return _table(["", "W4", "W4A4KV4"], lines)
 
 
 def rl_effects(df: pd.DataFrame) -> str:
@@ -134,12 +132,18 @@ def rl_effects(df: pd.DataFrame) -> str:
         "reward at the end",
         "entropy at the end, nats",
     ]
-    return table(header, lines) if (df["study"] == STUDY).any() else NOT_RUN
+    return _table(header, lines)
 
 
 def _lengths(df: pd.DataFrame, arm: str) -> pd.Series:
     rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
     return rows[rows["name"].str.fullmatch(re.escape(f"eval-{arm}") + r"-seed\d+")].set_index("seed")["reply_tokens"]
+
+
+def _table(header: list[str], lines: list[list[str]]) -> str:
+    """The table, unless there is nothing in it."""
+    known = any(any(map(str.isdigit, cell)) for line in lines for cell in line[1:])
+    return table(header, lines) if known else NOT_RUN
 
 
 def _mean(values: pd.Series, digits: int = 3) -> str:
