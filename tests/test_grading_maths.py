@@ -293,3 +293,9 @@ def test_golds_equal_themselves_in_a_box(name):
     for row in rows:
         if latex := (row.get("meta") or {}).get("answer_latex"):
             assert equal(row["answer"], latex)[0] == "equal"
+
+
+@pytest.mark.parametrize(("opening", "closing"), ["{}", "()", (r"\left(", r"\right)")])
+def test_many_layers_of_brackets_take_no_time(opening, closing):
+    assert equal("5", opening * 1500 + "5" + closing * 1500)[0] == "equal"
+    assert equal("(1,2)", "{((1,2))}")[0] == equal("1,2", "{1,2}")[0] == "equal"

@@ -55,14 +55,26 @@ def bare(tokens: Sequence[Token]) -> list[Token]:
             tokens = tokens[:-1]
         elif tokens and tokens[0][0] == "op" and tokens[0][1] in (",", ";", "=", ":", r"\\", "and", "or"):
             tokens = tokens[1:]
-        elif _wrapped(tokens):
-            tokens = tokens[1:-1]
+        elif inner := _unwrapped(tokens):
+            tokens = inner
         else:
             return tokens
 
 
-def _wrapped(tokens: list[Token]) -> bool:
-    """Whether the whole stands in braces, or in two pairs of brackets of which one says nothing."""
-    if len(tokens) < 2 or partner(tokens, 0) != len(tokens) - 1:
-        return False
-    return tokens[0] == ("op", "{") or (tokens[:2] == [("op", "(")] * 2 and partner(tokens, 1) == len(tokens) - 2)
+def _unwrapped(tokens: list[Token]) -> list[Token] | None:
+    """Without the braces around the whole, and with one pair of brackets in place of several; None where nothing goes."""
+    partners: dict[int, int] = {}
+    stack: list[int] = []
+    for i, token in enumerate(tokens):
+        if step(token) > 0:
+            stack.append(i)
+        elif step(token) < 0 and stack:
+            partners[stack.pop()] = i
+    last, layers = len(tokens) - 1, 0
+    while tokens[layers : layers + 1] in ([("op", "{")], [("op", "(")]) and partners.get(layers) == last - layers:
+        layers += 1
+    brackets = ("op", "(") in tokens[:layers]
+    if layers - brackets <= 0:
+        return None
+    inner = tokens[layers : len(tokens) - layers]
+    return [("op", "("), *inner, ("op", ")")] if brackets else inner

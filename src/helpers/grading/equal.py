@@ -34,7 +34,11 @@ RULES = {
     "operator": "integrals, sums, limits and derivatives: what math-verify accepts, if the names agree",
 }
 
-LABEL = re.compile(r"(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-J])\s*\)|([A-J])(?=$|[:.)]\s|[:)]$))", re.IGNORECASE)
+LABEL = re.compile(
+    r"(?:(?:the\s+)?(?:correct\s+|final\s+)?(?:option|choice|answer)(?:\s+is)?:?\s+)?"
+    r"(?:\(\s*([A-J])\s*\)|([A-J])(?=$|[:.)]\s|[:)]$))",
+    re.IGNORECASE,
+)
 MORE_LABELS = re.compile(r"\(\s*[A-J]\s*\)|\b(?:or|and)\b")
 PLAIN = re.compile(r"[\w\s,.;:'\"!?&-]*")
 

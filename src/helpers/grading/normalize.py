@@ -18,8 +18,8 @@ SYMBOLS = {
     "˚": r"^\circ ", "′": "'", "″": "''", "’": "'", "‘": "'", "“": '"', "”": '"', "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}", "∠": r"\angle ", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "，": ",",
     "、": ",", "。": ".", "：": ":", "∑": r"\sum ", "∫": r"\int ", "∏": r"\prod ", "ϕ": r"\phi ", "ϵ": r"\epsilon ",
-    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "€": "", "£": "", "¥": "", "￥": "",
-    "✓": "", "■": "", "□": "",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "℃": r"^\circ C", "℉": r"^\circ F",
+    "Ø": r"\emptyset ", "⌀": r"\emptyset ", "€": "", "£": "", "¥": "", "￥": "", "✓": "", "■": "", "□": "",
 }  # fmt: skip
 GREEK = [
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
@@ -40,7 +40,7 @@ REWRITES = [
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\\\\[[^\]]*\]", r"\\\\"),  # the space between rows of a matrix
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*(?:\.(?!\d))?", " "),
-        (r",\s*\\!\s*(?=\d{3})", "{,}"),
+        (r",\s*\\!\s*(?=\d{3})|\\text\s*\{\s*,\s*\}(?=\d{3})", "{,}"),
         (r"\\(?:hspace|vspace|hphantom|phantom|vphantom|label|tag)\*?\{[^{}]*\}", " "),
         (r"\\(?:text)?color(?:box)?(?:\[[^\]]*\])?\{[^{}]*\}", " "),
         (r"(?<!\\)\\!", ""),
@@ -60,6 +60,12 @@ REWRITES = [
         (r"(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])", ""),
         (r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", r"^\\circ "),
         (r"\bper cent\b", "percent"),
+        (r"(\^\s*\{?\s*\\circ\s*\}?)\s*(?:C|\\text\s*\{\s*C\s*\})(?![A-Za-z])", r"\1\\text{ celsius}"),
+        (r"(\^\s*\{?\s*\\circ\s*\}?)\s*(?:F|\\text\s*\{\s*F\s*\})(?![A-Za-z])", r"\1\\text{ fahrenheit}"),
+        (r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|strut|mathstrut|null|hline|nonumber)"
+         r"(?![A-Za-z])", " "),
+        (r"\\(?:begin|end)\{(?:aligned|align\*?|equation\*?|gathered|split|math|displaymath|center)\}&?", " "),
+        (r"\\(?:R|Reals)(?![A-Za-z])", r"\\mathbb{R}"),
         (r"(?<![A-Za-z\\])(?:np|numpy|math)\.(?=[a-z])", ""),
         (r"(?<=[\w)\]}])\s*\*\*\s*(?=[\w({\-])", "^"),
         (r"\*\*|`", " "),
@@ -68,7 +74,7 @@ REWRITES = [
         (r"\s+", " "),
     )
 ]  # fmt: skip
-GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
+GROUPED = re.compile(r"(?<![\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3})(?!\d|,\d)")  # also 12,34,567
 
 
 def clean(text: str) -> str:
@@ -146,6 +152,5 @@ def _character(c: str) -> str:
     if unicodedata.decomposition(c).startswith("<fraction>"):
         above, below = unicodedata.normalize("NFKC", c).split("⁄")
         return rf"\frac{{{above}}}{{{below}}}"
-    if "\U0001d400" <= c <= "\U0001d7ff":  # mathematical alphabets
-        return "".join(map(_character, unicodedata.normalize("NFKC", c)))
-    return c
+    plain = unicodedata.normalize("NFKC", c)  # mathematical alphabets, ligatures, the ohm sign
+    return "".join(map(_character, plain)) if plain != c else c

@@ -47,7 +47,7 @@ def read(tokens: Sequence[Token]) -> Shape:
         return _text(" ".join(words))
     if any(QUALIFIERS & set(re.findall(r"[a-z]+", word.casefold())) for word in words):
         raise Unreadable("words that change the meaning")
-    parts, separators = split(tokens, (",", ";", "and", "or", r"\\"))
+    parts, separators = split(tokens, (",", ";", "and", "or", "&", r"\\"))
     parts, separators = [bare(part) for part in parts], set(separators)
     parts = [part for part in parts if part]
     if len(parts) == 1:

@@ -22,8 +22,8 @@ class Shape:
     """An answer: its `kind`, `parts` whose meaning the kind says, the `name` that it was given, and its `unit`.
 
     scalar (tree, and for `y = 2x` the tree of y - 2x) · text (key) · list, set (members) · tuple (brackets, members)
-    · region (set of reals) · matrix (rows) · ratio (terms) · based (value) · equation (tree that is zero) · relation
-    (sign and tree against zero) · either (readings).
+    · region (set of reals) · matrix (rows) · ratio (terms) · based (value and base) · equation (tree that is zero) ·
+    relation (sign and tree against zero) · either (readings).
     """
 
     kind: str

@@ -193,7 +193,9 @@ def _text(text: str, at: int, found: list[Token]) -> int:
         depth += {"{": 1, "}": -1}.get(text[end], 0)
         end += 1
     content = text[at + 1 : end - 1 if not depth else end].strip()
-    if content in ("min", "sec") and found and found[-1][0] == "num":
+    if content.casefold() in ("infinity", "infinite"):
+        found.append(("op", r"\infty"))
+    elif content in ("min", "sec") and found and found[-1][0] == "num":
         found.append(("text", content))
     elif content in FUNCTIONS or content in ("e", "i", "d"):
         found.append(("func" if content in FUNCTIONS else "name", content))

@@ -25,6 +25,7 @@ MEASURES = {  # units that contradict one another when they differ
     "deg": "degree degrees deg", "rad": "rad rads radian radians", "L": "L l liter liters litre litres",
     "ml": "ml milliliter milliliters", "J": "J joule joules", "N": "N newton newtons", "W": "W watt watts",
     "V": "V volt volts", "K": "K kelvin", "arcsec": "arcsec", "arcmin": "arcmin", "am": "am", "pm": "pm",
+    "celsius": "celsius", "fahrenheit": "fahrenheit",
 }  # fmt: skip
 UNIT_OF = {word: unit for unit, words in MEASURES.items() for word in words.split()}
 POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
