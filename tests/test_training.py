@@ -281,3 +281,9 @@ def test_a_run_that_was_killed_starts_again_and_gives_the_same(tokenizer):
     again = fresh()
     assert trained(again, tokenizer, steps=3) == expected
     assert torch.equal(weights_of(again), weights_of(whole))
+
+
+def test_a_benchmarks_replies_earn_what_its_own_grading_says():
+    replies = [r"\boxed{\frac{2}{4}}", r"\boxed{0.5}", r"\boxed{0.6}", "one half"]
+    assert grpo.rewards(grading.reward, replies, ["1/2"] * 4, 1, 60, "maths") == pytest.approx([1.1, 1.1, 0.1, 0.0])
+    assert grpo.rewards(grading.reward, replies, ["1/2"] * 4, 1, 60) == pytest.approx([0.1, 0.1, 0.1, 0.0])

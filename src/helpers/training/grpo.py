@@ -31,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl import GRPOConfig
 
 from helpers.errors import UserError
-from helpers.grading import Verdict, grade_one
+from helpers.grading import Verdict, grade
 from helpers.grading import reward as paper_reward
 from helpers.models import adapters
 from helpers.quant import fake
@@ -138,10 +138,10 @@ def train(
     rollout: dict[str, list] = {}
     history: list[dict[str, float]] = []
 
-    def boxed_answer(prompts, completions, completion_ids, gold, trainer_state, **_) -> list[float]:
+    def boxed_answer(prompts, completions, completion_ids, gold, grading, trainer_state, **_) -> list[float]:
         rollout.update(prompts=prompts, completion_ids=completion_ids)
         texts = [reply[0]["content"] for reply in completions]
-        return rewards(reward, texts, gold, trainer_state.global_step + 1, reward_seconds)
+        return rewards(reward, texts, gold, trainer_state.global_step + 1, reward_seconds, grading[0])
 
     class Recorder(TrainerCallback):
         began: dict[str, torch.Tensor] | None = None  # codes when quantization began
@@ -173,7 +173,7 @@ def train(
             history.append(row)
             log(**row)
 
-    rows = [{"prompt": messages(p), "gold": p.gold} for p in problems]
+    rows = [{"prompt": messages(p), "gold": p.gold, "grading": p.grading} for p in problems]
     trained = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
     dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
     with tempfile.TemporaryDirectory() as folder:
@@ -216,17 +216,22 @@ def train(
 
 
 def rewards(
-    reward: Callable[[Verdict], float], replies: Sequence[str], golds: Sequence[str], step: int, seconds: float
+    reward: Callable[[Verdict], float],
+    replies: Sequence[str],
+    golds: Sequence[str],
+    step: int,
+    seconds: float,
+    how: str = "exact",
 ) -> list[float]:
-    """The reward of each reply.
+    """The reward of each reply, graded as `how` says.
 
     Errors: `TrainingError` naming the reward function where it raises, gives no finite number, or needs more than `seconds`.
     """
     name, found = getattr(reward, "__name__", type(reward).__name__), []
     with deadline(seconds, f"the reward {name} of step {step} took more than {seconds:g} s: see reply {{}}.", found):
-        for reply, gold in zip(replies, golds, strict=True):
+        for reply, verdict in zip(replies, grade(replies, golds, how), strict=True):
             try:
-                value = float(reward(grade_one(reply, gold)))
+                value = float(reward(verdict))
             except TrainingError:
                 raise
             except Exception as error:
