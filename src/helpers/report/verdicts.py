@@ -141,22 +141,22 @@ def verdict_page(found: pd.DataFrame, published: bool = False) -> str:
     """The claims as a table for a reader; run ids are in the CSV, which `published` results have."""
     header = [
         "claim of the paper",
-        "reported there",
+        "verdict",
         "here: difference [95 %]",
+        "reported there",
         "test",
         "p",
         "n, seeds",
-        "verdict",
     ]
     lines = [
         [
             row["claim"],
-            row["reported"],
+            f"**{row['verdict']}**",
             row["ours"],
+            row["reported"],
             row["test"],
             "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}",
             f"{row['n']:,}, {row['seeds']}" if row["n"] else "",
-            f"**{row['verdict']}**",
         ]
         for _, row in found.iterrows()
     ]
