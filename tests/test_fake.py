@@ -267,9 +267,9 @@ def test_the_parameters_are_the_models_own(model):
     assert list(fake.layers(model)) == list(linear_layers(model))
     quantized = model(ids).logits
     assert not torch.equal(quantized, plain)
-    fake.active(model, False)
+    fake.switch(model, "nowhere")
     assert torch.equal(model(ids).logits, plain)
-    fake.active(model, True)
+    fake.switch(model, "everywhere")
     assert torch.equal(model(ids).logits, quantized)
     fake.remove(model)
     assert torch.equal(model(ids).logits, plain)
@@ -342,13 +342,13 @@ def test_switching_on_again_finds_the_grid_of_that_moment(model):
     fake.insert(model, Scheme(4, "channel"))
     name, layer = next(iter(fake.layers(model).items()))
     before = layer.scale.clone()
-    fake.active(model, False)
+    fake.switch(model, "nowhere")
     with torch.no_grad():
         layer.weight.mul_(2)
-    fake.active(model, True)
+    fake.switch(model, "everywhere")
     assert torch.allclose(layer.scale, 2 * before)
     fake.switch(model, "rollouts")  # it stays in use, and stays as it is
-    fake.active(model, True)
+    fake.switch(model, "everywhere")
     assert torch.equal(layer.scale, fake.layers(model)[name].scale)
 
 

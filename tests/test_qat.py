@@ -458,9 +458,11 @@ def test_parameters_that_are_not_read():
         (16, "full", "kd", "gold", "grids", "bits = 16 does not read grids"),
     ):
         with pytest.raises(qat.QatError, match=sentence):
-            qat.refuse_unread(bits, init, objective, replies, [changed, "lr"])
+            qat.refuse_unread(bits, init, objective, replies, "arithmetic", [changed, "lr"])
     qat.refuse_unread(
-        2, "gptq", "kd", "student", ["calibration", "calibration_texts", "reverse", "temperature", "grids"]
+        2, "gptq", "kd", "student", "recall", ["calibration", "calibration_texts", "reverse", "temperature", "grids"]
     )
-    qat.refuse_unread(3, "awq", "sft", "teacher", ["calibration", "teacher", "symmetric"])
-    qat.refuse_unread(16, "full", "sft", "gold", ["lr", "texts", "activation_bits"])
+    with pytest.raises(qat.QatError, match="choose domain = arithmetic or recall"):
+        qat.refuse_unread(2, "gptq", "kd", "student", "corpus", [])
+    qat.refuse_unread(3, "awq", "sft", "teacher", "arithmetic", ["calibration", "teacher", "symmetric"])
+    qat.refuse_unread(16, "full", "sft", "gold", "arithmetic", ["lr", "texts", "activation_bits"])

@@ -59,8 +59,8 @@ def socket_folder() -> Path:
 def stand_in(address: str) -> None:
     """Have a server fork the kernel, and end as it ends; returns only if there is no kernel from there."""
     sent = {"argv": sys.argv, "path": sys.path, "environ": dict(os.environ), "cwd": os.getcwd()}
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # not every system has these
         server.connect(address)
         socket.send_fds(server, [json.dumps(sent).encode()], [0, 1, 2])
         pid = int(server.recv(32) or 0)

@@ -50,9 +50,11 @@ def simulate(model: PreTrainedModel, activation_bits: int = FULL, cache_bits: in
     hooks = []
     decoder = model.get_decoder()
     if activation_bits < FULL:
-        for module in decoder.modules():
-            if hasattr(module, "in_features"):
+        inside = ()  # an adapter's layer holds linear layers of its own, whose inputs are not a layer's
+        for name, module in decoder.named_modules():
+            if hasattr(module, "in_features") and not name.startswith(inside):
                 hooks.append(module.register_forward_pre_hook(_inputs(activation_bits)))
+                inside = (*inside, f"{name}.")
     if cache_bits < FULL:
         attentions = [m for m in decoder.modules() if hasattr(m, "k_proj") and hasattr(m, "v_proj")]
         if not attentions:

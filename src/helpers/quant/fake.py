@@ -12,10 +12,10 @@ staying as they are:
 
     s = s_0 exp(u)          dL/ds = sum over the grid of dL/dW' (q - z - W/s),   where W/s is left out for a weight beyond the range
 
-LSQ trains s itself; here it is u, which keeps a scale positive and makes an optimizer's step a relative one, so weights and scales
-can share a learning rate. Sources: Bengio et al. (1308.3432); mask: Hubara et al. (1609.07061); LSQ: Esser et al. (1902.08153).
-Grids, codes and W' are those of `grid`, scales rounded to float16, so a packed layer of the same codes computes the same, bit
-for bit.
+LSQ trains s itself, with its gradient scaled down, and masks W's; here it is u, which keeps a scale positive and makes an
+optimizer's step a relative one, so weights and scales can share a learning rate, and the mask is `masked`. Sources: Bengio et
+al. (1308.3432); mask: Hubara et al. (1609.07061); LSQ: Esser et al. (1902.08153). Grids, codes and W' are those of `grid`,
+scales rounded to float16, so a packed layer of the same codes computes the same, bit for bit.
 
 While replies are sampled weights stand still: `materialized` computes each W' once for all the tokens of a rollout.
 """
@@ -201,11 +201,6 @@ def switch(model: nn.Module, where: str) -> None:
         if layer.where == "nowhere" != where:
             layer.find()
         layer.where = where
-
-
-def active(model: nn.Module, on: bool) -> None:
-    """Quantize every forward, or none."""
-    switch(model, "everywhere" if on else "nowhere")
 
 
 def where(model: nn.Module) -> str:

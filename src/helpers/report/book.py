@@ -177,7 +177,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "kd": pages.measurements(folder / "results" / "speed.json", "KD"),
         "sticky": during.sticky(results),
         "verdicts": verdicts.verdict_page(findings.paper_1(df, results), in_csv),
-        "findings": verdicts.verdict_page(findings.findings(results), in_csv),
+        "findings": verdicts.verdict_page(findings.paper_2(results), in_csv),
         "recovery-bits": recovery.by_bits(df),
         "recovery-rl": recovery.rl_effects(df),
         "recovery-simulated": recovery.simulated(df),

@@ -6,6 +6,7 @@ in the study `recover`, others with their study (`beyond/limit24`). Quantities:
     accuracy    share of test problems solved
     lost        accuracy that rounding took, on the task behind the @: the full-precision model's less the arm's
     early       accuracy on watched problems at step 20 of the distillation: how fast it converges
+    recovered   (arm - low) / (full - low), low being the arm behind the @, against one half
     tokens      mean length of the greedy replies
     entropy     of the policy at the end of RL, nats a token, for the second arm at its beginning
 """
@@ -20,11 +21,10 @@ import pandas as pd
 from helpers.records import Result
 from helpers.report import recovery
 from helpers.report.numbers import TASK
-from helpers.report.verdicts import COLUMNS, judged, verdicts
+from helpers.report.verdicts import COLUMNS, MARGIN, SIZES, corrected, judged, verdicts
 
 EARLY = 20  # steps
 MAIN_EVAL = "eval"
-SIZES = ("xs", "s", "m", "l")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,10 @@ def rates(start: str) -> tuple[str, ...]:
     return tuple(f"init-{start}-lr{rate}-s" for rate in recovery.RATES)
 
 
-WORKFLOW = ("rl-kd2-s", "rl-kd3-s", "rl-kd2-xs")
-DISTILLED = ("kd2-s", "kd3-s", "kd2-xs")
+TEACHERS = {
+    "RL-trained teacher, 2 bits": "2-s", "RL-trained teacher, 3 bits": "3-s", "SFT-trained teacher, 2 bits": "2-tuned",
+}  # fmt: skip
+PLACES = {"s, 2 bits": "2-s", "s, 3 bits": "3-s", "xs, 2 bits": "2-xs"}
 FINDINGS = (
     *(
         Finding(
@@ -55,55 +57,77 @@ FINDINGS = (
         )
         for method in ("gptq", "rtn") for bits in (3, 2)
     ),
-    Finding(
-        "KD beats SFT on the teacher's replies, RL-trained teacher", "56.45 against 55.27 (R1-Qwen-1.5B, 3 bits)",
-        ("kd2-s", "kd3-s"), ("sft2-teacher-s", "sft3-teacher-s"),
+    *(
+        Finding(
+            f"KD beats SFT on the teacher's replies ({label})", "56.45 against 55.27 (R1-Qwen-1.5B, 3 bits)",
+            (f"kd{arm}",), (f"sft{arm.replace('-', '-teacher-')}",),
+        )
+        for label, arm in TEACHERS.items()
+    ),
+    *(
+        Finding(
+            f"KD beats SFT on written-out solutions ({label})", "SFT costs 21.4 points (Qwen3-4B)",
+            (f"kd{arm}",), (f"sft{arm.replace('-', '-gold-')}",),
+        )
+        for label, arm in TEACHERS.items()
+    ),
+    *(
+        Finding(
+            f"A GPTQ start ends better than {name}, each at its best rate", "better", ("init-gptq@best",), (f"init-{init}@best",),
+        )
+        for init, name in (("full", "a full-precision start"), ("rtn", "an RTN start"), ("awq", "an AWQ start"))
     ),
     Finding(
-        "KD beats SFT on written-out solutions, RL-trained teacher", "SFT costs 21.4 points (Qwen3-4B)",
-        ("kd2-s", "kd3-s"), ("sft2-gold-s", "sft3-gold-s"),
+        "A GPTQ start ends better than a full-precision start, mean over five rates", "better", rates("gptq"), rates("full"),
     ),
     Finding(
-        "KD beats SFT on the teacher's replies, SFT-trained teacher", "holds for both kinds of teacher",
-        ("kd2-tuned",), ("sft2-teacher-tuned",),
+        "A GPTQ start converges faster than a full-precision start, mean over five rates", "faster", rates("gptq"), rates("full"),
+        quantity="early",
     ),
-    Finding(
-        "A GPTQ start ends better than a full-precision start, each at its best rate", "better",
-        ("init-gptq@best",), ("init-full@best",),
+    *(
+        Finding(
+            f"Zero-RL ends below RL after a KD cold start ({place})", "zero-RL collapses",
+            (f"zerorl{arm}",), (f"rl-kd{arm}",), "lower",
+        )
+        for place, arm in PLACES.items()
     ),
-    Finding(
-        "A GPTQ start ends better than an RTN start, each at its best rate", "better", ("init-gptq@best",), ("init-rtn@best",),
+    *(
+        Finding(
+            f"RL after KD raises accuracy ({place})", "56.45 to 58.51 (R1-Qwen-1.5B, 3 bits)", (f"rl-kd{arm}",), (f"kd{arm}",),
+        )
+        for place, arm in PLACES.items()
     ),
-    Finding(
-        "A GPTQ start ends better than a full-precision start, over all rates", "better", rates("gptq"), rates("full"),
+    *(
+        Finding(
+            f"RL after KD cuts the length of replies ({place})", "shorter", (f"rl-kd{arm}",), (f"kd{arm}",), "lower", "tokens",
+        )
+        for place, arm in PLACES.items()
     ),
-    Finding(
-        "A GPTQ start converges faster than a full-precision start", "faster", rates("gptq"), rates("full"), quantity="early",
+    *(
+        Finding(f"RL after KD cuts entropy ({place})", "lower", (f"rl-kd{arm}",), (f"rl-kd{arm}",), "lower", "entropy")
+        for place, arm in PLACES.items()
     ),
-    Finding(
-        "Zero-RL ends below RL after a KD cold start, 2 bits", "zero-RL collapses",
-        ("zerorl2-s", "zerorl2-xs"), ("rl-kd2-s", "rl-kd2-xs"), "lower",
-    ),
-    Finding("Zero-RL ends below RL after a KD cold start, 3 bits", "zero-RL collapses", ("zerorl3-s",), ("rl-kd3-s",), "lower"),
-    Finding("RL after KD raises accuracy", "56.45 to 58.51 (R1-Qwen-1.5B, 3 bits)", WORKFLOW, DISTILLED),
-    Finding("RL after KD cuts the length of replies", "shorter", WORKFLOW, DISTILLED, "lower", "tokens"),
-    Finding("RL after KD cuts entropy", "lower", WORKFLOW, WORKFLOW, "lower", "entropy"),
     Finding(
         "Calibration on the training domain converges faster than on another", "mismatch needs 5k+ steps",
         ("texts-traces-arithmetic-s", "texts-traces-corpus-s"), ("texts-recall-arithmetic-s", "texts-recall-corpus-s"),
         quantity="early",
     ),
-    Finding(
-        "The workflow beats GPTQ at equal bytes, 2 and 3 bits", "+44.53 points (Qwen3-0.6B, 3 bits, MATH-500)",
-        WORKFLOW, ("gptq2-s", "gptq3-s", "gptq2-xs"),
+    *(
+        Finding(
+            f"The workflow beats {method.upper()} at equal bytes ({place})", reported, (f"rl-kd{arm}",), (f"{method}{arm}",),
+        )
+        for method, reported in (
+            ("gptq", "+44.53 points (Qwen3-0.6B, 3 bits, MATH-500)"), ("awq", "31.67 against 8.40 (Qwen3-0.6B, 3 bits, average)"),
+            ("rtn", "not in the summaries"),
+        )
+        for place, arm in PLACES.items()
     ),
-    Finding(
-        "The workflow beats AWQ at equal bytes, 2 and 3 bits", "31.67 against 8.40 (Qwen3-0.6B, 3 bits, average)",
-        WORKFLOW, ("awq2-s", "awq3-s", "awq2-xs"),
-    ),
-    Finding(
-        "The workflow beats RTN at equal bytes, 2 and 3 bits", "not in the summaries",
-        WORKFLOW, ("rtn2-s", "rtn3-s", "rtn2-xs"),
+    *(
+        Finding(
+            f"The workflow recovers more than half of what {method.upper()} loses ({size}, 2 bits)", "most of it",
+            (f"rl-kd2-{size}@{method}2-{size}",), ("",), quantity="recovered",
+        )
+        for method in ("gptq", "rtn") for size in ("s", "xs")
     ),
     Finding("Which of these holds at 32,768 tokens of reply", "all of them there", why="needs models that reason at that length"),
 )  # fmt: skip
@@ -133,8 +157,15 @@ BEYOND = (  # of paper 1, arXiv 2511.15694
         for bits in (8, 3, 2)
     ),
     Finding(
-        "8-bit QAFT is worse than RL in full precision", "1.7B to 8B: 0.33 to 0.50 against 0.42 to 0.59",
+        "8-bit QAFT is worse than RL in full precision (mean over four sizes)", "1.7B to 8B: 0.33 to 0.50 against 0.42 to 0.59",
         tuple(f"arms/qaft-{size}" for size in SIZES), tuple(f"arms/grpo-{size}" for size in SIZES), "lower",
+    ),
+    *(
+        Finding(
+            f"8-bit QAFT is worse than RL in full precision ({size})", "1.7B to 8B: 0.33 to 0.50 against 0.42 to 0.59",
+            (f"arms/qaft-{size}",), (f"arms/grpo-{size}",), "lower",
+        )
+        for size in SIZES
     ),
 )  # fmt: skip
 
@@ -146,39 +177,63 @@ def findings(results: Sequence[Result], found: Sequence[Finding] = FINDINGS, pap
 
 def paper_1(df: pd.DataFrame, results: Sequence[Result]) -> pd.DataFrame:
     """Every claim of the first paper with its verdict: those on arms first."""
-    return pd.concat([verdicts(df), findings(results, BEYOND, "1")], ignore_index=True)
+    return corrected(_together(verdicts(df), findings(results, BEYOND, "1")))
+
+
+def paper_2(results: Sequence[Result]) -> pd.DataFrame:
+    """Every finding of the second paper with its verdict."""
+    return corrected(findings(results))
 
 
 def all_verdicts(df: pd.DataFrame, results: Sequence[Result]) -> pd.DataFrame:
     """verdicts.csv: the claims of both papers."""
-    return pd.concat([paper_1(df, results), findings(results)], ignore_index=True)
+    return _together(paper_1(df, results), paper_2(results))
+
+
+def _together(*frames: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([frame.astype(object) for frame in frames], ignore_index=True)
 
 
 def _row(results: Sequence[Result], finding: Finding, paper: str) -> dict:
     pairs = []
     for first, second in zip(finding.first, finding.second, strict=True):
-        a, b = (_values(results, arm, finding.quantity, side) for side, arm in enumerate((first, second)))
+        a = _values(results, first, finding.quantity, 0)
+        b = a.assign(value=0.5) if finding.quantity == "recovered" else _values(results, second, finding.quantity, 1)
         pairs.append(a.merge(b, on="seed", suffixes=("_a", "_b")))
     frame = pd.concat(pairs) if pairs else pd.DataFrame()
-    of = finding.quantity if finding.quantity != "early" else f"accuracy at step {EARLY}"
-    return judged((paper, finding.claim, finding.reported), frame, finding.expected, of, finding.why)
+    what = finding.quantity if finding.quantity != "early" else f"accuracy at step {EARLY}"
+    margin = None if finding.quantity in ("tokens", "entropy", "recovered") else MARGIN
+    return judged((paper, finding.claim, finding.reported), frame, finding.expected, what, margin, finding.why)
 
 
 def _values(results: Sequence[Result], arm: str, quantity: str, side: int) -> pd.DataFrame:
     """seed, value, run_id and n of an arm."""
     arm, _, rest = arm.partition("@")
-    if rest == "best":
-        tried = [_values(results, f"{arm}-lr{rate}-s", quantity, side) for rate in recovery.RATES]
-        return max(tried, key=lambda frame: frame["value"].mean() if len(frame) else -1)
+    if rest == "best":  # by the problems watched in training, which are not those of the test
+        tried = {
+            f"{arm}-lr{rate}-s": _metric(results, f"{arm}-lr{rate}-s", "train_accuracy", "training")
+            for rate in recovery.RATES
+        }
+        best = max(tried, key=lambda name: tried[name]["value"].mean() if len(tried[name]) else -1)
+        return _values(results, best, quantity, side)
     if quantity == "lost":
         prefix = MAIN_EVAL if rest == TASK else "recall"
         full, low = (_metric(results, f"{prefix}-{name}", "accuracy", rest) for name in ("grpo-s", arm))
         both = full.merge(low, on="seed", suffixes=("_full", ""))
         return both.assign(value=both["value_full"] - both["value"])[["seed", "value", "run_id", "n"]]
+    if quantity == "recovered":
+        full, low, own = (
+            _metric(results, f"{MAIN_EVAL}-{name}", "accuracy", TASK)
+            for name in (f"grpo-{rest.rpartition('-')[2]}", rest, arm)
+        )
+        both = own.merge(full, on="seed", suffixes=("", "_full")).merge(low, on="seed", suffixes=("", "_low"))
+        share = (both["value"] - both["value_low"]) / (both["value_full"] - both["value_low"])
+        return both.assign(value=share)[["seed", "value", "run_id", "n"]]
     if quantity == "early":
         return _metric(results, arm, "train_accuracy", "training", lambda m: _at(m.detail, EARLY))
-    if quantity == "entropy":
-        return _metric(results, arm, "train_entropy", "training", (lambda m: m.value) if side == 0 else _began)
+    if quantity == "entropy":  # its n counts steps, not problems
+        found = _metric(results, arm, "train_entropy", "training", (lambda m: m.value) if side == 0 else _began)
+        return found.assign(n=0)
     take = (lambda m: m.reply_tokens) if quantity == "tokens" else (lambda m: m.value)
     return _metric(results, f"{MAIN_EVAL}-{arm}", "accuracy", TASK, take)
 

@@ -62,14 +62,16 @@ MORE: Cells = {
     "3 bits everywhere, KD": {"3 bits": "kd3-s"},
     "3 bits on average, KD": {"3 bits": "kd-mixed3-s"},
 }
-RATES_AT_BITS = ("0.00003", "0.0001", "0.0003", "0.001")  # as the study's file writes them
 SMALL: Cells = {
-    f"{bits} bits": {"GPTQ alone": f"rates/gptq{bits}"}
-    | {f"KD, lr {float(lr):g}": f"rates/kd{bits}-lr{float(lr)}" for lr in RATES_AT_BITS}
+    f"{bits} bits": {"GPTQ alone": f"followup/gptq{bits}"}
+    | {f"KD, lr {lr}": f"followup/kd{bits}-lr{lr}" for lr in ("0.0001", "0.0003", "0.001")}
     for bits in (4, 3)
 }
 RL_RATES: Cells = {
-    "2 bits": {"before RL": "rates/kd2"} | {f"RL, lr {lr}": f"rates/rl-lr{lr}" for lr in ("0.0003", "0.001", "0.003")}
+    "GPTQ": {"before RL": "followup/gptq-s-2bit"}
+    | {f"RL, lr {lr}": f"followup/zerorl-lr{lr}" for lr in ("0.001", "0.003")},
+    "GPTQ, then KD": {"before RL": "followup/kd-s-2bit"}
+    | {f"RL, lr {lr}": f"followup/rl-lr{lr}" for lr in ("0.001", "0.003")},
 }
 TABLES = {
     "rates": SMALL, "rlrates": RL_RATES, "objectives": OBJECTIVES, "workflow": REINFORCED, "starts": STARTS, "texts": TEXTS,

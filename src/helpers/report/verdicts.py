@@ -1,15 +1,16 @@
-"""What the papers claim and what the runs here say: one row a claim, in verdicts.csv.
+"""What the papers claim and what the runs here say: one row a claim and model size (or width), in verdicts.csv.
 
-A claim compares two arms. Runs of the two are paired by model size and training seed, all of them evaluated on the same
-problems; the difference of a pair's accuracies is one observation, so that the luck of training is part of the uncertainty.
-Over the pairs: the mean, Student's t interval, and the p value of the t test against no difference. Then
+A claim compares two arms. Runs of the two are paired by training seed, all of them evaluated on the same problems; the
+difference of a seed's accuracies (its mean, where a seed has several pairs) is one observation, so that the luck of training is
+part of the uncertainty. Over the seeds: the mean, Student's t interval, the p value of the t test against no difference, and
+Holm's p value, corrected for all claims of a paper. Then, by the interval,
 
-    lower, higher    holds if the whole 95 % interval lies on that side; contradicted if it lies on the other, or contains zero
-                     and lies within `MARGIN` of it: any difference is then a small one
+    lower, higher    holds if the whole of it lies on that side, contradicted if it lies on the other;
+                     no difference if it contains zero and lies within `MARGIN` of it
     equal            holds if it lies within `MARGIN` of zero (an equivalence test), contradicted if it lies wholly beyond
     inconclusive     all else
 
-Few pairs make wide intervals; that is what few seeds are worth. What no run here can test says so.
+Verdicts go by each row's own interval, uncorrected; few seeds make wide intervals. What no run here can test says so.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ from helpers.report.pages import table
 
 STUDY = "arms"
 MARGIN = 0.03  # of accuracy: what "about as good" may mean
-COLUMNS = ["paper", "claim", "reported", "ours", "test", "p_value", "n", "seeds", "verdict", "run_ids"]
+COLUMNS = ["paper", "claim", "reported", "ours", "test", "p_value", "p_holm", "n", "seeds", "verdict", "run_ids"]
+SIZES = ("xs", "s", "m", "l")
 FULL = ("base > grpo", 16)
 
 
@@ -79,51 +81,73 @@ CLAIMS = (  # of paper 1, arXiv 2511.15694
 
 
 def verdicts(df: pd.DataFrame, claims: Sequence[Claim] = CLAIMS, paper: str = "1") -> pd.DataFrame:
-    """One row a claim, from the rows of results.csv."""
+    """One row a claim and model size, from the rows of results.csv."""
     rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
-    return pd.DataFrame([_verdict(rows, claim, paper) for claim in claims], columns=COLUMNS)
+    found = []
+    for claim in claims:
+        pairs = _pairs(rows, claim) if claim.first else pd.DataFrame()
+        sizes = [size for size in SIZES if len(pairs) and (pairs["model_a"] == size).sum() > 1]
+        if not sizes:
+            found.append(judged((paper, claim.claim, claim.reported), pd.DataFrame(), claim.expected, why=claim.why))
+        for size in sizes:
+            about = (paper, f"{claim.claim} ({size})", claim.reported)
+            found.append(judged(about, pairs[pairs["model_a"] == size], claim.expected))
+    return pd.DataFrame(found, columns=COLUMNS)
 
 
-def _verdict(rows: pd.DataFrame, claim: Claim, paper: str) -> dict:
-    pairs = _pairs(rows, claim) if claim.first else pd.DataFrame()
-    sizes = ", ".join(dict.fromkeys(pairs["model_a"])) if len(pairs) else ""
-    return judged((paper, claim.claim, claim.reported), pairs, claim.expected, sizes, claim.why)
-
-
-def judged(about: tuple[str, str, str], pairs: pd.DataFrame, expected: str, of: str, why: str = "") -> dict:
+def judged(
+    about: tuple[str, str, str],
+    pairs: pd.DataFrame,
+    expected: str,
+    what: str = "accuracy",
+    margin: float | None = MARGIN,
+    why: str = "",
+) -> dict:
     """A row of verdicts.csv. `about`: paper, claim, what it reports; `pairs` have value_a, value_b, run_id_a, run_id_b, seed, n_a.
 
-    `of` says what the pairs are of; `why` there are none.
+    `what` was compared, and `margin` in its unit is a small difference; `why` there are no pairs.
     """
     row = dict(zip(COLUMNS, about, strict=False))
-    if len(pairs) < 2:
+    d = pairs.assign(d=pairs["value_a"] - pairs["value_b"]).groupby("seed")["d"].mean() if len(pairs) else ()
+    if len(d) < 2:
         nothing = {"test": "", "p_value": None, "n": 0, "seeds": 0, "verdict": "untestable here", "run_ids": ""}
-        return row | {"ours": why or "fewer than two pairs of runs"} | nothing
-    d = pairs["value_a"] - pairs["value_b"]
+        return row | {"ours": why or "fewer than two seeds"} | nothing
     half = stats.t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
     low, high = d.mean() - half, d.mean() + half
+    a, b = pairs["value_a"].mean(), pairs["value_b"].mean()
     return row | {
-        "ours": f"{pairs['value_a'].mean():.3f} against {pairs['value_b'].mean():.3f}: {d.mean():+.4f} [{low:+.4f}, {high:+.4f}]",
-        "test": f"paired t over {len(d)} pairs ({of})",
+        "ours": f"{a:.3f} against {b:.3f}: {d.mean():+.4f} [{low:+.4f}, {high:+.4f}]",
+        "test": f"paired t over {len(d)} seeds ({what})",
         "p_value": float(stats.ttest_1samp(d, 0).pvalue) if d.std(ddof=1) > 0 else None,
         "n": int(pairs["n_a"].iloc[0]),
-        "seeds": int(pairs["seed"].nunique()),
-        "verdict": judge(low, high, expected),
+        "seeds": len(d),
+        "verdict": judge(low, high, expected, margin),
         "run_ids": " ".join(dict.fromkeys([*pairs["run_id_a"], *pairs["run_id_b"]])),
     }
 
 
-def judge(low: float, high: float, expected: str) -> str:
-    """`holds`, `contradicted` or `inconclusive`, from the interval of first minus second."""
+def corrected(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one paper with Holm's p values."""
+    from helpers.evaluation.compare import holm  # imports PyTorch
+
+    tested = found["p_value"].notna()
+    return found.assign(p_holm=pd.Series(holm(list(found.loc[tested, "p_value"])), index=found.index[tested]))
+
+
+def judge(low: float, high: float, expected: str, margin: float | None = MARGIN) -> str:
+    """`holds`, `contradicted`, `no difference` or `inconclusive`, from the interval of first minus second."""
+    small = margin is not None and -margin < low and high < margin
     if expected == "equal":
-        if low > -MARGIN and high < MARGIN:
+        if small:
             return "holds"
-        return "contradicted" if low > MARGIN or high < -MARGIN else "inconclusive"
+        return "contradicted" if margin is not None and (low > margin or high < -margin) else "inconclusive"
     if expected == "lower":
         low, high = -high, -low
     if low > 0:
         return "holds"
-    return "contradicted" if high < 0 or (low > -MARGIN and high < MARGIN) else "inconclusive"
+    if high < 0:
+        return "contradicted"
+    return "no difference" if small else "inconclusive"
 
 
 def _pairs(rows: pd.DataFrame, claim: Claim) -> pd.DataFrame:
@@ -146,6 +170,7 @@ def verdict_page(found: pd.DataFrame, published: bool = False) -> str:
         "reported there",
         "test",
         "p",
+        "p (Holm)",
         "n, seeds",
     ]
     lines = [
@@ -155,8 +180,8 @@ def verdict_page(found: pd.DataFrame, published: bool = False) -> str:
             row["ours"],
             row["reported"],
             row["test"],
-            "" if pd.isna(row["p_value"]) else f"{row['p_value']:.2g}",
-            f"{row['n']:,}, {row['seeds']}" if row["n"] else "",
+            *("" if pd.isna(row[p]) else f"{row[p]:.2g}" for p in ("p_value", "p_holm")),
+            f"{row['n']:,}, {row['seeds']}" if row["n"] else row["seeds"] or "",
         ]
         for _, row in found.iterrows()
     ]
@@ -169,7 +194,7 @@ def arms_page(df: pd.DataFrame) -> str:
     rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
     if rows.empty:
         return "Not run yet: `lowbit study arms`.\n"
-    sizes = [size for size in ("xs", "s", "m", "l") if size in set(rows["model"])]
+    sizes = [size for size in SIZES if size in set(rows["model"])]
     keys = ["recipe", "scheme", "bits"]
     lines = []
     for (recipe, scheme, _), arm in sorted(rows.groupby(keys), key=lambda item: (item[0][0], -item[0][2])):

@@ -181,13 +181,11 @@ class _Trainer(Trainer):
 
     def own_replies(self, problems: Sequence[Problem]) -> list[Document]:
         """What the student writes as it is now; the random state of the training stays as it was."""
-        state = torch.random.get_rng_state()
         self.model.eval()
-        with fake.materialized(self.model):
+        with torch.random.fork_rng(), fake.materialized(self.model):
             seed = self.args.seed + 1000 * self.state.global_step
             found = replies_of(self.model, self.tokenizer, problems, seed, self.max_new_tokens, unfinished=True)
         self.model.train()
-        torch.random.set_rng_state(state)
         return found
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None) -> torch.Tensor:
@@ -214,12 +212,11 @@ def states(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> torch.Ten
 @torch.no_grad()
 def measured(model: PreTrainedModel, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
     """What `measure` gives of the model at rest, its fake-quantized weights computed once."""
-    state, training = torch.random.get_rng_state(), model.training
+    training = model.training
     model.eval()
-    with fake.materialized(model):
+    with torch.random.fork_rng(), fake.materialized(model):
         found = measure()
     model.train(training)
-    torch.random.set_rng_state(state)
     return found
 
 
@@ -278,8 +275,10 @@ def refuse_other_tokens(tokenizer: PreTrainedTokenizerBase, teachers: PreTrained
         raise QatError(f"teacher and student have different vocabularies: {odd[0]!r} is not the same token to both.")
 
 
-def refuse_unread(bits: int, init: str, objective: str, replies: str, changed: Sequence[str]) -> None:
-    """Raise `QatError` where a parameter was `changed` that this kind of training does not read."""
+def refuse_unread(bits: int, init: str, objective: str, replies: str, domain: str, changed: Sequence[str]) -> None:
+    """Raise `QatError` where a parameter was `changed` that this training does not read, and for texts that nobody can write."""
+    if replies == "student" and domain == "corpus":
+        raise QatError("replies = student needs the problems of a task: choose domain = arithmetic or recall.")
     unread = []
     if bits == 16:
         names = ("granularity", "grid_size", "symmetric", "targets", "grids", "masked")
