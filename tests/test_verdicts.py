@@ -27,23 +27,39 @@ AFTER = {("s", 0): 0.84, ("s", 1): 0.85, ("m", 0): 0.75, ("m", 1): 0.75, ("l", 0
 CLAIM = Claim("worse", "0.1", Arm("base > qaft", 8), Arm("base > grpo > awq", 8), "lower")
 
 
-def test_pairs_are_of_one_size_and_seed_and_the_test_is_scipy_s():
+def test_each_size_is_a_row_and_the_test_is_scipy_s():
     df = rows({("base > qaft", 8): QAFT, ("base > grpo > awq", 8): AFTER, ("base > qaft", 4): {("s", 0): 0.1}})
-    row = verdicts.verdicts(df, [CLAIM]).iloc[0]
-    d = [-0.04, -0.06, -0.05, -0.03]
+    found = verdicts.verdicts(df, [CLAIM])
+    assert list(found["claim"]) == ["worse (s)", "worse (m)"]  # one run of l makes no pair
+    row = found.iloc[1]
+    d = [-0.05, -0.03]
     assert row["p_value"] == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
-    interval = stats.t.interval(0.95, 3, sum(d) / 4, stats.sem(d))
-    assert row["ours"] == f"0.752 against 0.797: -0.0450 [{interval[0]:+.4f}, {interval[1]:+.4f}]"
-    assert row["test"] == "paired t over 4 pairs (s, m)"
-    assert (row["n"], row["seeds"], row["verdict"]) == (1000, 2, "holds")
-    assert len(row["run_ids"].split(" base > ")) == 8
+    interval = stats.t.interval(0.95, 1, sum(d) / 2, stats.sem(d))
+    assert row["ours"] == f"0.710 against 0.750: -0.0400 [{interval[0]:+.4f}, {interval[1]:+.4f}]"
+    assert row["test"] == "paired t over 2 seeds (accuracy)"
+    assert (row["n"], row["seeds"], row["verdict"]) == (1000, 2, "inconclusive")
+    assert len(row["run_ids"].split(" base > ")) == 4
 
 
-def test_two_sizes_are_paired_by_seed():
-    claim = Claim("larger", "", Arm("base > grpo > awq", 8, "s"), Arm("base > qaft", 8, "m"), "higher")
-    row = verdicts.verdicts(rows({("base > qaft", 8): QAFT, ("base > grpo > awq", 8): AFTER}), [claim]).iloc[0]
-    assert row["ours"].startswith("0.845 against 0.710: +0.1350")
-    assert row["test"] == "paired t over 2 pairs (s)"
+def test_several_pairs_of_one_seed_are_one_observation():
+    pairs = pd.DataFrame(
+        {
+            "seed": [0, 0, 1, 1],
+            "value_a": [0.9, 0.7, 0.8, 0.8],
+            "value_b": [0.5, 0.5, 0.6, 0.4],
+            "n_a": 9,
+            "run_id_a": "a",
+            "run_id_b": "b",
+        }
+    )
+    row = verdicts.judged(("1", "c", ""), pairs, "higher")
+    assert row["seeds"] == 2
+    assert row["ours"].startswith("0.800 against 0.500: +0.3000 [+0.3000, +0.3000]")
+
+
+def test_p_values_are_corrected_for_all_rows():
+    found = pd.DataFrame({"p_value": [0.01, None, 0.04]})
+    assert verdicts.corrected(found)["p_holm"].tolist()[::2] == [0.02, 0.04]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +70,7 @@ def test_two_sizes_are_paired_by_seed():
         (-0.01, 0.05, "lower", "inconclusive"),
         (0.01, 0.05, "higher", "holds"),
         (-0.05, -0.01, "higher", "contradicted"),
-        (-0.01, 0.02, "lower", "contradicted"),  # about equal is not worse
+        (-0.01, 0.02, "lower", "no difference"),  # about equal is not worse
         (-0.02, -0.01, "lower", "holds"),  # a small difference, but beyond chance
         (-MARGIN / 2, MARGIN / 2, "equal", "holds"),
         (-2 * MARGIN, MARGIN / 2, "equal", "inconclusive"),
@@ -71,7 +87,7 @@ def test_what_cannot_be_tested_says_why():
     claims = [Claim("needs 8B", "x", why="needs a model of that size"), CLAIM]
     found = verdicts.verdicts(df, claims)
     assert list(found["verdict"]) == ["untestable here"] * 2
-    assert list(found["ours"]) == ["needs a model of that size", "fewer than two pairs of runs"]
+    assert list(found["ours"]) == ["needs a model of that size", "fewer than two seeds"]
     assert list(found.columns) == verdicts.COLUMNS
     assert "**untestable here**" in verdicts.verdict_page(found)
 

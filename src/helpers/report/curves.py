@@ -16,7 +16,7 @@ from helpers.records import Result
 from helpers.report.figures import shown_once
 from helpers.report.style import DARK, LIGHT, Theme, themed
 
-ORDER = (8, 2, 4, 3, 16)  # bits whose colours the lines of a panel take, one after another
+ORDER = (8, 2, 4, 3)  # bits whose colours the lines of a panel take, one after another
 STYLES = ("-", "--", "-.", ":")
 
 
@@ -38,10 +38,16 @@ class Chart:
     panels: Sequence[Panel]
     smooth: int = 1
     shade: tuple[int, int] | None = None  # steps
+    colours: Sequence[int] = ORDER  # those of these bits
 
 
 INITS = {"full precision": "full", "RTN": "rtn", "GPTQ": "gptq", "AWQ": "awq"}
-RL = {"GPTQ, then RL": "zerorl2-s", "GPTQ, KD, then RL": "rl-kd2-s"}
+RL = {
+    f"{label} ({bits} bits)": f"{arm}{bits}-s"
+    for bits in (2, 3)
+    for label, arm in (("RL", "zerorl"), ("KD, RL", "rl-kd"))
+}
+SHOCKS = {"8 bits": "shock8", "3 bits": "shock3", "2 bits": "shock2"}
 CHARTS = {
     "convergence": Chart(
         "recover",
@@ -64,10 +70,11 @@ CHARTS = {
     "shock": Chart(
         "beyond",
         [
-            Panel("reward", "train_reward", "mean reward (at most 1.1)", {f"{b} bits": f"shock{b}" for b in (8, 3, 2)}),
-            Panel("entropy", "train_entropy", "nats a token", {f"{b} bits": f"shock{b}" for b in (8, 3, 2)}),
+            Panel("reward", "train_reward", "mean reward (at most 1.1)", SHOCKS),
+            Panel("entropy", "train_entropy", "nats a token", SHOCKS),
         ],
         shade=(41, 60),
+        colours=(8, 3, 2),
     ),
 }  # fmt: skip
 
@@ -117,7 +124,7 @@ def draw(found: pd.DataFrame, chart: Chart, theme: Theme) -> Figure:
             if own.empty:
                 continue
             seeds = own.pivot(index="step", columns="seed", values="value").rolling(chart.smooth, min_periods=1).mean()
-            colour = theme.bits[ORDER[index]]
+            colour = theme.bits[chart.colours[index]]
             axis.plot(seeds.index, seeds.mean(axis=1), STYLES[index], color=colour, label=label)
             axis.fill_between(seeds.index, seeds.min(axis=1), seeds.max(axis=1), color=colour, alpha=0.18, linewidth=0)
         axis.set(title=panel.title, xlabel="step", ylabel=panel.unit)

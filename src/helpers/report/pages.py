@@ -28,8 +28,8 @@ CHARTS = {  # of `curves`: text for who cannot see it, caption
     ),
     "low-bit-rl": (
         "Reward, reply length and entropy against RL step, with and without distillation before it",
-        "RL of the 2-bit model s, straight after GPTQ and after distillation: each step's rollouts at temperature 1, running mean "
-        "over five steps. Lines are means over three training seeds, bands their range.",
+        "RL of model s at 2 and 3 bits, straight after GPTQ (RL) and after distillation (KD, RL): each step's rollouts at "
+        "temperature 1, running mean over five steps. Lines are means over three training seeds, bands their range.",
     ),
     "shock": (
         "Reward and entropy against RL step; fake quantization is on in the shaded steps",

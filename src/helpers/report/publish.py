@@ -88,16 +88,21 @@ def published(folder: Path | None = None) -> dict[str, Result]:
 def write_results(results: dict[str, Result], folder: Path) -> None:
     """Write results.csv, and the figure where there is something to draw."""
     df = table.rows(list(results.values()))
-    records.write_text(folder / "results.csv", df.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    records.write_text(folder / "results.csv", as_csv(df))
     (folder / "verdicts.csv").unlink(missing_ok=True)
     if verdicts.STUDY in set(df["study"]):
         found = findings.all_verdicts(df, list(results.values()))
-        records.write_text(folder / "verdicts.csv", found.to_csv(index=False, lineterminator="\n"))
+        records.write_text(folder / "verdicts.csv", as_csv(found))
     for old in {*folder.glob("*.svg"), *folder.glob("pareto*")}:
         old.unlink()
     if not numbers.headline(df).empty:
         draw(df[df["study"] == numbers.STUDY], folder / "pareto")
     draw_curves(list(results.values()), folder)
+
+
+def as_csv(df: pd.DataFrame) -> str:
+    """A table as it is published: six digits, which is more than any interval here knows."""
+    return df.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def draw(df: pd.DataFrame, stem: Path) -> None:

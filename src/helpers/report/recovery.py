@@ -80,13 +80,13 @@ TABLES = {
 
 
 def accuracies(
-    df: pd.DataFrame, arm: str, prefix: str = "eval", task: str = TASK, metric: str = "accuracy"
+    df: pd.DataFrame, arm: str, prefix: str = "eval", task: str = TASK, metric: str = "accuracy", column: str = "value"
 ) -> pd.Series:
-    """A metric of an arm, or of an arm of another study (`rates/kd3`), by training seed; empty where it has not been run."""
+    """A metric of an arm, or of one of another study (`beyond/shock2`), by training seed; `column`: another of its columns."""
     study, arm = arm.split("/") if "/" in arm else (STUDY, arm)
     rows = df[(df["study"] == study) & (df["metric"] == metric) & (df["benchmark"] == task)]
     start = f"{prefix}-{arm}" if prefix else arm
-    return rows[rows["name"].str.fullmatch(re.escape(start) + r"(-seed\d+)?")].set_index("seed")["value"]
+    return rows[rows["name"].str.fullmatch(re.escape(start) + r"(-seed\d+)?")].set_index("seed")[column]
 
 
 def cells(df: pd.DataFrame, found: Cells, corner: str = "") -> str:
@@ -121,25 +121,23 @@ def rl_effects(df: pd.DataFrame) -> str:
     lines = []
     for bits in (2, 3):
         for label, arm, before in (("zero-RL", "zerorl", "gptq"), ("after KD", "rl-kd", "kd")):
-            lengths = [_mean(_lengths(df, f"{name}{bits}-s"), 1) for name in (before, arm)]
-            trained = [accuracies(df, f"{arm}{bits}-s", "", "training", f"train_{m}") for m in ("reward", "entropy")]
-            accuracy = [_mean(accuracies(df, f"{name}{bits}-s")) for name in (before, arm)]
-            lines.append([f"{bits} bits, {label}", *accuracy, *lengths, *(_mean(values) for values in trained)])
+            named = [f"{name}{bits}-s" for name in (before, arm)]
+            measured = [_mean(accuracies(df, name)) for name in named]
+            lengths = [_mean(accuracies(df, name, column="reply_tokens"), 1) for name in named]
+            moved, entropy = (
+                _mean(accuracies(df, named[1], "", "training", f"train_{m}"), 4) for m in ("codes_moved", "entropy")
+            )
+            lines.append([f"{bits} bits, {label}", *measured, moved, *lengths, entropy])
     header = [
         "",
         "accuracy before",
         "after",
+        "share of codes moved",
         "reply tokens before",
         "after",
-        "reward at the end",
         "entropy at the end, nats",
     ]
     return _table(header, lines)
-
-
-def _lengths(df: pd.DataFrame, arm: str) -> pd.Series:
-    rows = df[(df["study"] == STUDY) & (df["metric"] == "accuracy") & (df["benchmark"] == TASK)]
-    return rows[rows["name"].str.fullmatch(re.escape(f"eval-{arm}") + r"-seed\d+")].set_index("seed")["reply_tokens"]
 
 
 def _table(header: list[str], lines: list[list[str]]) -> str:
