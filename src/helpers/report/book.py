@@ -172,6 +172,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "arms-rewards": during.rewards(df),
         "limits": during.limits(df),
         **{name: recovery.cells(df, found) for name, found in during.BEYOND.items()},
+        "grpo-settings": pages.source(project.PACKAGE / "training" / "grpo.py", "return GRPOConfig("),
         "grpo-group": during.advantages(),
         "arms-ends": during.ends(df),
         "kd": pages.measurements(folder / "results" / "speed.json", "KD"),

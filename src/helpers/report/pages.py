@@ -157,6 +157,16 @@ def chart(folder: Path, name: str) -> str:
     return pareto(f"results/{name}", *CHARTS[name]) + f"\nDownload: {links}\n"
 
 
+def source(path: Path, start: str) -> str:
+    """The statement of a module that begins with `start`, as code."""
+    lines = path.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.strip().startswith(start))
+    indent = len(lines[first]) - len(lines[first].lstrip())
+    last = next(i for i in range(first + 1, len(lines)) if len(lines[i]) - len(lines[i].lstrip()) == indent)
+    code = "\n".join(line[indent:] for line in lines[first : last + 1])
+    return f"```python\n{code}\n```\n"
+
+
 def measurements(path: Path, work: str) -> str:
     """The rows of speed.json whose work begins with `work`: ours beside the others, and the limit."""
     rows = [row for row in json.loads(path.read_text()) if row["work"].startswith(work)] if path.is_file() else []
