@@ -181,6 +181,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "findings": verdicts.verdict_page(findings.paper_2(results), in_csv),
         "recovery-bits": recovery.by_bits(df),
         "recovery-rl": recovery.rl_effects(df),
+        "recovery-kept": recovery.kept(df),
+        "recovery-order": recovery.order(df),
         "recovery-simulated": recovery.simulated(df),
         **{f"recovery-{name}": recovery.cells(df, found) for name, found in recovery.TABLES.items()},
         **{f"chart-{name}": pages.chart(folder, name) for name in pages.CHARTS},

@@ -109,6 +109,29 @@ def by_bits(df: pd.DataFrame) -> str:
     return _table(["method", "task", "16 bits", *(f"{bits} bits: points lost" for bits in BITS)], lines)
 
 
+def kept(df: pd.DataFrame) -> str:
+    """What GPTQ keeps at 2 bits, by the texts that it was calibrated on."""
+    lines = []
+    for texts, label in (("traces", "its replies to arithmetic"), ("recall", "its replies to recall")):
+        arm = f"followup/gptq2-{texts}"
+        lines.append([label, _mean(accuracies(df, arm)), _mean(accuracies(df, arm, "recall", "recall"))])
+    return _table(["GPTQ, 2 bits, calibrated on", TASK, "recall"], lines)
+
+
+def order(df: pd.DataFrame) -> str:
+    """RL first and distillation after it, and the other way round, at 2 bits."""
+    lines = []
+    for label, arms in (
+        ("RL in 16 bits, GPTQ, KD, then RL at 2 bits", ("kd2-s", "rl-kd2-s")),
+        ("GPTQ, KD, then RL at 2 bits", ("first2-s", "rl-first2-s")),
+    ):
+        moved = accuracies(df, arms[1], "", "training", "train_codes_moved")
+        lines.append([label, *(_mean(accuracies(df, arm)) for arm in arms), _mean(moved, 4)])
+    return _table(
+        ["order, from the base model on", "before RL at 2 bits", "after", "share of codes moved by it"], lines
+    )
+
+
 def simulated(df: pd.DataFrame) -> str:
     """4-bit weights alone, and with 4-bit activations and cache."""
     arms = {"RTN": "rtn4-s", "GPTQ": "gptq4-s", "KD": "kd4-s", "KD with all three": "kd-w4a4kv4-s"}
