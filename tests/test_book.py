@@ -505,6 +505,33 @@ def test_what_part_two_says_of_starts_and_texts_is_so(arm, apart):
     assert apart("kd-w4a4kv4-s", "kd4-s", "w4a4kv4")[0] > 0
 
 
+def test_what_the_follow_up_says_is_so(arm, apart, published):
+    kept = {
+        texts: (arm(f"followup/gptq2-{texts}"), arm(f"followup/gptq2-{texts}", "recall", "recall"))
+        for texts in ("traces", "recall")
+    }
+    assert kept["recall"][1] > 0.99
+    assert kept["recall"][0] < 0.5 * kept["traces"][0]
+    assert kept["traces"][1] < 0.65
+    assert apart("followup/kd3-lr0.001", "followup/gptq3")[0] > 0
+    gain = arm("followup/kd3-lr0.001") - arm("followup/gptq3")
+    assert gain > 0.4 * (arm("micro/grpo-s") - arm("followup/gptq3"))
+    assert arm("followup/kd3-lr0.0001") < arm("followup/kd3-lr0.0003") < arm("followup/kd3-lr0.001")
+    for lr in ("0.0001", "0.0003", "0.001"):
+        low, high = apart(f"followup/kd4-lr{lr}", "followup/gptq4")
+        assert low < 0 < high or abs(low + high) / 2 < 0.01
+    before = arm("followup/kd-s-2bit")
+    assert before - 0.03 < arm("followup/rl-lr0.001") < before
+    assert arm("followup/rl-lr0.003") < before - 0.15
+    for lr in ("0.001", "0.003"):
+        assert abs(arm(f"followup/zerorl-lr{lr}") - arm("followup/gptq-s-2bit")) < 0.02
+    moved = [
+        recovery.accuracies(published, f"followup/zerorl-lr{lr}", "", "training", "train_codes_moved")
+        for lr in ("0.001", "0.003")
+    ]
+    assert moved[0].max() == 0 < moved[1].min()
+
+
 def test_what_the_workflow_page_says_is_so(arm, apart, published):
     assert set(verdict("The workflow recovers more than half").values()) == {"holds"}
     assert all(apart(f"rl-kd2-{size}", f"kd2-{size}")[0] < 0.01 for size in ("s", "xs"))
