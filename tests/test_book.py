@@ -529,7 +529,7 @@ def test_what_the_follow_up_says_is_so(arm, apart, published):
         recovery.accuracies(published, f"followup/zerorl-lr{lr}", "", "training", "train_codes_moved")
         for lr in ("0.001", "0.003")
     ]
-    assert moved[0].max() == 0 < moved[1].min()
+    assert moved[0].max() < 1e-4 < moved[1].min()
 
 
 def test_what_the_workflow_page_says_is_so(arm, apart, published):
@@ -587,14 +587,23 @@ def test_what_the_prose_says_of_the_quantizers_is_so():
     }
     for model in ("xs", "s"):
         assert {(model, method, "w8g64") for method in ("rtn", "gptq", "awq")} | {(model, "bnb", "int8")} <= noise
-        assert {(model, method, "w4g64") for method in ("gptq", "awq")} <= noise
+        assert (model, "gptq", "w4g64") in noise
         value = accuracies(model)
         for bits in (3, 2):
             assert value["gptq", bits] > value["awq", bits] > value["rtn", bits]
         assert value["bnb", 4] <= value["gptq", 4]
-    assert not {("xs", "rtn", "w4g64"), ("xs", "bnb", "nf4")} & noise
-    assert {method for model, method, scheme in noise if (model, scheme) == ("s", "w3g64")} == {"gptq"}
+    assert {("s", "rtn", "w4g64"), ("s", "awq", "w4g64")} <= noise
+    lost = {
+        ("xs", "rtn", "w4g64"),
+        ("xs", "awq", "w4g64"),
+        *((m, "bnb", "nf4") for m in ("xs", "s")),
+        *((m, "autoawq", "w4g64") for m in ("xs", "s")),
+    }
+    assert not lost & noise
+    assert not {scheme for _, _, scheme in noise} & {"w3g64"}
     value = accuracies("s")
+    full = value["grpo", 16]
+    assert full - value["rtn", 3] > 3 * (full - value["gptq", 3])
     gain = value["grpo", 16] - value["base", 16]
     left = {method: (value[method, 2] - value["base", 16]) / gain for method in ("gptq", "awq", "rtn")}
     assert left["gptq"] > 0.5 > 0.25 > left["awq"] > 0 > left["rtn"]
