@@ -13,6 +13,18 @@ QUALIFIERS = {
     "where", "whenever", "either", "neither", "both", "maybe", "perhaps", "unknown", "else", "plus", "minus",
     "times", "half", "twice", "double",
 }  # fmt: skip
+JUDGEMENTS = {
+    "is", "are", "was", "were", "be", "not", "no", "isn", "wrong", "false", "incorrect", "correct", "true", "right", "instead",
+    "never", "maybe", "perhaps", "possibly", "fake", "rejected", "invalid", "impossible", "but",
+}  # fmt: skip
+NO_UNITS = JUDGEMENTS | {  # words that make another number of the one before them
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "halves", "third", "thirds", "quarter",
+    "quarters", "fourth", "fourths", "fifth", "fifths", "sixth", "sixths", "seventh", "sevenths", "eighth", "eighths",
+    "ninth", "ninths", "tenth", "tenths", "hundredth", "hundredths", "thousandth", "thousandths", "millionth",
+    "millionths", "billionth", "billionths", "factorial", "pi", "ish", "lakh", "lakhs", "crore", "crores", "score",
+    "divided", "multiplied", "root", "to", "or", "and",
+}  # fmt: skip
 MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 MEASURES = {  # units that contradict one another when they differ
     "in": "inch inches in", "ft": "foot feet ft", "yd": "yard yards yd", "mi": "mile miles mi",
@@ -41,11 +53,13 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str]:
     words = re.findall(r"[^\W\d_]+", re.sub(r"\b([aApP])\.?\s?[mM]\b", r"\1m", said))
     power = "".join(str(value) for kind, value in tokens[at:] if kind == "num" or value == "-")
     core, mark = _marked(list(tokens[:at]))
-    if words and words[0].casefold() in MAGNITUDES:
+    while words and words[0].casefold() in MAGNITUDES:
         factor = ("num", Fraction(MAGNITUDES[words.pop(0).casefold()]))
         core = [("op", "("), *core, ("op", ")"), ("op", "*"), factor]
     if words and words[0].casefold() in ("percent", "pct", "percentage"):
         core = [*core, ("op", "%")]
+    if NO_UNITS & {word.casefold() for word in words} or (words and words[0].casefold() in ("squared", "cubed")):
+        raise Unreadable("words that are no unit")
     units = [UNIT_OF.get(word if len(word) == 1 else word.casefold(), "") for word in words]
     power = next((POWERS[word] for word in map(str.casefold, words) if word in POWERS), power)
     unit = " ".join(filter(None, units))
@@ -91,10 +105,9 @@ def plain(tokens: Sequence[Token]) -> list[Token]:
 
 
 def text_key(words: str) -> str:
-    """Words as they are compared: without case, punctuation, articles, and the labels before them; `I and III` is `I,
-    III`.
+    """Words as they are compared: without case, the punctuation of sentences, and articles; `I and III` is `I, III`.
     """
-    words = re.sub(r"[^\w\s,&/+-]", "", words.casefold())
-    segments = re.split(r",|&|\band\b", words)
-    cleaned = [re.sub(r"^(?:the|a|an|option|choice|answer)\s+", "", " ".join(s.split())) for s in segments]
+    words = re.sub(r"\.(?!\d)|(?<!\d):|:(?!\d)|(?<!\d)!|[;?'\"`$\\{}]", "", words.casefold())
+    segments = [re.sub(r"^\s*\((\w+)\)\s*$", r"\1", s) for s in re.split(r",|&|\band\b", words)]
+    cleaned = [re.sub(r"^(?:the|a|an|option|choice|answer)\s+(?=\w\w)", "", " ".join(s.split())) for s in segments]
     return ",".join(sorted(filter(None, cleaned)))
