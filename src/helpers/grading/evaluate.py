@@ -149,6 +149,8 @@ def _integers(name: str, values: list[Value]) -> Value:
     if not all(isinstance(v, Fraction) and v.denominator == 1 for v in values):
         raise Undefined
     numbers = [int(v) for v in values]
+    if any(number.bit_length() > arithmetic.MAX_COMMON_BITS for number in numbers):
+        raise Unreadable("a number with too many digits")
     if name == "mod":
         if numbers[1] == 0:
             raise Undefined

@@ -1,7 +1,7 @@
 """Decide whether two trees are the same function of their names.
 
 They are if they have the same value wherever they are evaluated: at sixteen points drawn from the names, with 100
-digits. Distinct formulas of the size that answers have agree at such a point with a probability that can be neglected
+digits, confirmed with 400. Distinct formulas of the size that answers have agree at such a point with a probability that can be neglected
 (for polynomials this is the Schwartz-Zippel lemma), and no simplification can loop. Points where a root or logarithm
 leaves the real numbers decide nothing, since its branch is a convention there. Names that the gold makes integers,
 such as n in (-1)^n, are also given thirty integers; an answer alone makes no name an integer.
@@ -44,11 +44,19 @@ def same(a: Node, b: Node) -> bool:
         return True
     readings = ("ln", "lg") if contains(a, {"log"}) or contains(b, {"log"}) else ("ln",)
     try:
-        return any(_agree(a, b, arithmetic.close, log) for log in readings)
+        return any(_confirmed(lambda log=log: _agree(a, b, arithmetic.close, log)) for log in readings)
     except Unreadable:
         if _congruent(a, b):
             return True
         raise
+
+
+def _confirmed(check: Callable[[], bool]) -> bool:
+    """Whether a check that holds with 100 digits holds with 400 too: tanh 100 is not 1."""
+    if not check():
+        return False
+    with arithmetic.precise():
+        return check()
 
 
 def _congruent(a: Node, b: Node) -> bool:
@@ -68,15 +76,19 @@ def proportional(a: Node, b: Node, positive: bool = False) -> bool:
     """Whether one tree is a constant multiple of the other, as the two sides of one equation are; `positive`: by a
     positive factor.
     """
-    ratios: list[Value] = []
 
-    def keeps(x: Value, y: Value) -> bool:
-        if x == 0 or y == 0:
-            return bool(x == y)
-        ratios.append(arithmetic.divide(x, y))
-        return arithmetic.close(ratios[0], ratios[-1]) and (not positive or ratios[-1] > 0)
+    def check() -> bool:
+        ratios: list[Value] = []
 
-    return names(a) == names(b) and _agree(a, b, keeps) and bool(ratios)
+        def keeps(x: Value, y: Value) -> bool:
+            if x == 0 or y == 0:
+                return bool(x == y)
+            ratios.append(arithmetic.divide(x, y))
+            return arithmetic.close(ratios[0], ratios[-1]) and (not positive or ratios[-1] > 0)
+
+        return _agree(a, b, keeps) and bool(ratios)
+
+    return names(a) == names(b) and _confirmed(check)
 
 
 def _agree(a: Node, b: Node, test: Callable[[Value, Value], bool], log: str = "ln") -> bool:
