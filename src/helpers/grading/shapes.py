@@ -17,6 +17,7 @@ from helpers.grading import same, trees
 from helpers.grading.regions import Region
 from helpers.grading.tokens import Unreadable
 from helpers.grading.trees import Node
+from helpers.grading.units import contradict
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def alike(a: Shape, b: Shape) -> bool:
     if "either" in (a.kind, b.kind):
         a, b = (a, b) if a.kind == "either" else (b, a)
         return any(alike(part, b) for part in a.parts)
-    if a.unit and b.unit and a.unit != b.unit:
+    if contradict(a.unit, b.unit):
         return False
     kinds = {a.kind, b.kind}
     if kinds <= {"equation", "scalar"} and (kinds != {"scalar"} or _other_name(a, b)):
