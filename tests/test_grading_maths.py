@@ -278,6 +278,19 @@ def test_a_bad_line_is_named(line, sentence, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, "grade", str(tmp_path / "none.jsonl")) == 2
 
 
+@pytest.mark.parametrize(("content", "sentence"), [(b"\n", "holds no case"), (b'{"id": "\xff"}', "line 1 is not UTF-8.")])
+def test_a_file_that_holds_no_cases(content, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "cases.jsonl").write_bytes(content)
+    assert run(monkeypatch, "grade", str(tmp_path / "cases.jsonl")) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_id_of_any_text(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cases.jsonl").write_text(r'{"id": "\ud800", "gold": "1", "pred": "1", "form": "answer"}')
+    assert run(monkeypatch, "grade", str(tmp_path / "cases.jsonl"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "\ud800"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "grading" / "cases.jsonl").is_file(), reason="the shared cases are not here")
 def test_the_shared_cases():
