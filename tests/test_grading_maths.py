@@ -278,7 +278,9 @@ def test_a_bad_line_is_named(line, sentence, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch, "grade", str(tmp_path / "none.jsonl")) == 2
 
 
-@pytest.mark.parametrize(("content", "sentence"), [(b"\n", "holds no case"), (b'{"id": "\xff"}', "line 1 is not UTF-8.")])
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(b"\n", "holds no case"), (b'{"id": "\xff"}', "line 1 is not UTF-8.")]
+)
 def test_a_file_that_holds_no_cases(content, sentence, tmp_path, monkeypatch, capsys):
     (tmp_path / "cases.jsonl").write_bytes(content)
     assert run(monkeypatch, "grade", str(tmp_path / "cases.jsonl")) == 2

@@ -19,7 +19,8 @@ SYMBOLS = {
     "ℤ": r"\mathbb{Z}", "∠": r"\angle ", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "，": ",",
     "、": ",", "。": ".", "：": ":", "∑": r"\sum ", "∫": r"\int ", "∏": r"\prod ", "ϕ": r"\phi ", "ϵ": r"\epsilon ",
     "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "℃": r"^\circ C", "℉": r"^\circ F",
-    "Ø": r"\emptyset ", "⌀": r"\emptyset ", "€": r"\euro ", "£": r"\pounds ", "¥": r"\yen ", "￥": r"\yen ", "✓": "", "■": "", "□": "",
+    "Ø": r"\emptyset ", "⌀": r"\emptyset ", "€": r"\euro ", "£": r"\pounds ",
+    "¥": r"\yen ", "￥": r"\yen ", "✓": "", "■": "", "□": "",
 }  # fmt: skip
 GREEK = [
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
@@ -33,7 +34,12 @@ for _name in GREEK:
 RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni", strict=True))
 LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-", strict=True))
 
-CURRENCY = {"$": r"\text{ dollars}", "euro": r"\text{ euros}", "pounds": r"\text{ pounds}", "yen": r"\text{ yen}"}
+CURRENCY = {"$": r"\text{ dollars}"} | {sign: rf"\text{{ {sign.rstrip('s')}s}}" for sign in ("euro", "pounds", "yen")}
+MAGNITUDE = r"(?:hundred|thousand|[mbtr]+illion)\b"
+AMOUNT = (  # a currency sign and its amount, where nothing but words may follow
+    r"\\(\$|euro |pounds |yen )\s*(-?(?:\d+(?:(?:,|\{,\})\d{3})*(?:\.\d+)?|\.\d+)(?![.,]?\d)"
+    rf"(?:\s{MAGNITUDE})?)(?!\s*\\text\s*\{{\s*{MAGNITUDE})(?=\s*(?:$|[.,;}}]|\\text|and\b|or\b|per\b|[a-z]{{3}}))"
+)
 REWRITES = [
     (re.compile(pattern), to)
     for pattern, to in (
@@ -49,8 +55,8 @@ REWRITES = [
          r"scriptstyle|limits|nolimits)(?![A-Za-z]))", " "),
         (r"~", " "),
         (r"^(-?)\s*\$(?=\s?[\d.][^$]*$)", r"\1\\$"),  # a dollar sign alone before an amount
-        (r"\\(\$|euro |pounds |yen )\s*(-?(?:\d+(?:(?:,|\{,\})\d{3})*(?:\.\d+)?|\.\d+)(?:\s(?:hundred|thousand|[mbtr]+illion)\b)?)"
-         r"(?!\s*\\text\s*\{\s*(?:hundred|thousand|[mbtr]+illion))(?=\s*(?:$|[.,;]|\\text|and\b|or\b|per\b|[a-z]{3}))", lambda m: m[2] + CURRENCY[m[1].strip()]),
+        (AMOUNT, lambda m: m[2] + CURRENCY[m[1].strip()]),
+        (r"(?<=\d)\s*\\(euro|pounds|yen)(?![A-Za-z])", lambda m: CURRENCY[m[1]]),
         (r"(?<!\\)\\(?:[$]|(?:euro|pounds|yen)(?![A-Za-z]))", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
         (r"[$]", " "),

@@ -1,10 +1,10 @@
 """Decide whether two trees are the same function of their names.
 
 They are if they have the same value wherever they are evaluated: at sixteen points drawn from the names, with 100
-digits, confirmed with 400. Distinct formulas of the size that answers have agree at such a point with a probability that can be neglected
-(for polynomials this is the Schwartz-Zippel lemma), and no simplification can loop. Points where a root or logarithm
-leaves the real numbers decide nothing, since its branch is a convention there. Names that the gold makes integers,
-such as n in (-1)^n, are also given thirty integers; an answer alone makes no name an integer.
+digits, confirmed with 400. Distinct formulas of the size that answers have agree at such a point with a probability
+that can be neglected (for polynomials this is the Schwartz-Zippel lemma), and no simplification can loop. Points where
+a root or logarithm leaves the real numbers decide nothing, since its branch is a convention there. Names that the gold
+makes integers, such as n in (-1)^n, are also given thirty integers; an answer alone makes no name an integer.
 """
 
 import re

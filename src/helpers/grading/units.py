@@ -148,8 +148,7 @@ def plain(tokens: Sequence[Token]) -> list[Token]:
 
 
 def text_key(words: str) -> str:
-    """Words as they are compared: without case, the punctuation of sentences, and articles; `I and III` is `I, III`.
-    """
+    """Words as they are compared: without case, the punctuation of sentences, and articles; `I and III` is `I, III`."""
     words = re.sub(r"\.(?!\d)|(?<!\d):|:(?!\d)|(?<!\d)!|[;?'\"`$\\{}]", "", words.casefold())
     segments = [re.sub(r"^\s*\((\w+)\)\s*$", r"\1", s) for s in re.split(r",|&|\band\b", words)]
     cleaned = [re.sub(r"^(?:the|a|an|option|choice|answer)\s+(?=\w\w)", "", " ".join(s.split())) for s in segments]
