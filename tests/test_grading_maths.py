@@ -101,6 +101,20 @@ def test_the_rule_that_fired(gold, answer, rule):
         ("The answer is 18. Check: 3 + 4 = 7.", "18", "says"),
         ("The answer is 18, not 20.", "18", "says"),
         ("#### 1,200", "1,200", "says"),
+        ("#### 6 ####", "6", "says"),
+        ("#### Step 2: add", None, ""),
+        ("The answer is $6$ or $7$.", "$6$ or $7$", "says"),
+        ("The answer is $6$, $7$ or $8$.", "$6$, $7$ or $8$", "says"),
+        ("The answer is $6$ - no, $7$.", "$6$ - no, $7$", "says"),
+        ("The answer is $6$ thousand.", "$6$ thousand", "says"),
+        ("The answer is $6$ apples.", "6", "says"),
+        ("The answer is x < 5.", "x < 5", "says"),
+        ("The answer is 5! = 120.", "5! = 120", "says"),
+        ("The answer is option (C).", "option (C)", "says"),
+        ("The answer is the interval (2, 3).", "the interval (2, 3)", "says"),
+        ("He boxed 6 gifts.", None, ""),
+        (r"<THINK>\boxed{6}</THINK >I do not know.", None, ""),
+        ("<answer>5</answer> no: <answer>6</answer><answer>", "6", "tag"),
         (r"<think>\boxed{1}</think>\boxed{2}", "2", "box"),
         (r"<think>\boxed{1}", None, ""),
         (r"a</think>\boxed{3}", "3", "box"),
@@ -262,6 +276,21 @@ def test_a_bad_line_is_named(line, sentence, tmp_path, monkeypatch, capsys):
     assert not out
     assert sentence in err
     assert run(monkeypatch, "grade", str(tmp_path / "none.jsonl")) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(b"\n", "holds no case"), (b'{"id": "\xff"}', "line 1 is not UTF-8.")]
+)
+def test_a_file_that_holds_no_cases(content, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "cases.jsonl").write_bytes(content)
+    assert run(monkeypatch, "grade", str(tmp_path / "cases.jsonl")) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_id_of_any_text(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cases.jsonl").write_text(r'{"id": "\ud800", "gold": "1", "pred": "1", "form": "answer"}')
+    assert run(monkeypatch, "grade", str(tmp_path / "cases.jsonl"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "\ud800"
 
 
 @pytest.mark.slow

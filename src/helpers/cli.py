@@ -180,7 +180,8 @@ def grade(
     from helpers.grading import cases as grading
 
     for row in grading.grade(grading.read(cases)):
-        print(json.dumps(row, ensure_ascii=False) if as_json else f"{row['outcome']:<10} {row['rule']:<12} {row['id']}")
+        line = json.dumps(row, ensure_ascii=False) if as_json else f"{row['outcome']:<10} {row['rule']:<12} {row['id']}"
+        print(line.encode(errors="backslashreplace").decode())  # an id may hold half a surrogate pair
 
 
 @app.command()

@@ -3,9 +3,12 @@
 A value is a `Fraction` or an mpmath number. Rationals stay exact as long as they have at most 2^23 bits; roots of
 perfect powers are exact too. Before anything large is computed its size is estimated, and `Unreadable` is raised
 instead. The same happens where 100 digits would not tell two numbers apart: a huge rational is never rounded, and a
-sum whose terms lie more than 40 orders apart is refused. Terms that cancel to within 60 digits are zero.
+sum whose terms lie more than 40 orders apart is refused. Terms that cancel to within 60 digits are zero. `precise`
+makes all of these bounds four times as strict.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from math import isqrt
 
@@ -22,6 +25,20 @@ ROUNDED_BITS = 280  # largest rational that 100 digits hold with room to spare
 FAR = mpf(10) ** 40
 SAME = mpf(10) ** -60
 mp.dps = DIGITS
+
+
+@contextmanager
+def precise() -> Iterator[None]:
+    """Four times the digits, and numbers that must agree to four times as many."""
+    global FAR, SAME, ROUNDED_BITS
+    before = FAR, SAME, ROUNDED_BITS
+    try:
+        mp.dps = 4 * DIGITS
+        FAR, SAME, ROUNDED_BITS = mpf(10) ** 160, mpf(10) ** -240, 4 * ROUNDED_BITS
+        yield
+    finally:
+        mp.dps = DIGITS
+        FAR, SAME, ROUNDED_BITS = before
 
 
 class Undefined(Unreadable):
@@ -72,6 +89,8 @@ def multiply(a: Value, b: Value) -> Value:
         _room(bits(a) + bits(b), a.denominator.bit_length() + b.denominator.bit_length())
         return a * b
     if a == 0 or b == 0:
+        if infinite(a) or infinite(b):
+            raise Undefined
         return Fraction(0)
     return checked(inexact(a) * inexact(b))
 
@@ -102,6 +121,8 @@ def power(a: Value, b: Value) -> Value:
     if rational and abs(b.numerator) <= 1000 and b.denominator <= 64 and (found := root(a, b.denominator)) is not None:
         return power(found, Fraction(b.numerator))
     if a == 0:
+        if isinstance(b, mpc) or b <= 0:
+            raise Undefined
         return Fraction(0)
     a, b = inexact(a), inexact(b)
     if abs(b * mp.log(a)) > 10**7:

@@ -33,18 +33,23 @@ class Case:
 def read(path: Path) -> list[Case]:
     """The cases of a file, one JSON object a line; blank lines do not count.
 
-    Errors: `CaseError` naming the file and line.
+    Errors: `CaseError` naming the file and line, or the file if it holds none.
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise CaseError(f"{path} cannot be read: {error.strerror}.") from None
-    return [_case(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    cases = [_case(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not cases:
+        raise CaseError(f"{path} holds no case: give lines of id, gold, pred and form.")
+    return cases
 
 
 def _case(line: bytes, where: str) -> Case:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise CaseError(f"{where} is not UTF-8.") from None
     except (ValueError, RecursionError):
         raise CaseError(f"{where} is not JSON: give an object with id, gold, pred and form.") from None
     if not isinstance(row, dict):

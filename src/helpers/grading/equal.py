@@ -18,7 +18,7 @@ from helpers.grading.tokens import MAX_LENGTH, Unreadable, tokenize
 RULES = {
     "string": "the same characters, once Unicode, spacing, fonts and decoration are set alike",
     "label": "the same option letter: `(C)` is `C: some text`",
-    "text": "the same words, whatever their case and punctuation",
+    "text": "the same words, whatever their case and the punctuation of sentences",
     "number": "the same rational number, exactly: `0.75`, `3/4`, `75\\%`, `7.5e-1`; never rounded",
     "expression": "the same value to 60 of 100 digits, wherever the names are given values: `2\\sin x\\cos x` is `\\sin 2x`",
     "list": "the same members in any order; `\\pm` makes two",
@@ -39,13 +39,18 @@ LABEL = re.compile(
     r"(?:\(\s*([A-J])\s*\)|([A-J])(?=$|[:.)]\s|[:)]$))",
     re.IGNORECASE,
 )
-MORE_LABELS = re.compile(r"\(\s*[A-J]\s*\)|\b(?:or|and)\b")
+MORE_LABELS = re.compile(  # behind a label: another one, a lone capital, a judgement
+    r"\(\s*[A-Ja-j]\s*\)|(?<![\w(\\])[a-j][).](?!\w)|(?<![\w\\])[A-HJ](?!\w)|\b(?:or|and)\b|"
+    r"(?i:\b(?:" + "|".join(sorted(units.JUDGEMENTS)) + r")\b)"
+)
 PLAIN = re.compile(r"[\w\s,.;:'\"!?&-]*")
 
 
 @lru_cache(maxsize=50_000)
 def equal(gold: str, answer: str) -> tuple[str, str]:
     """(outcome, rule) of a bare answer. Never raises; the caller bounds time and memory."""
+    if max(len(gold), len(answer)) > 5 * MAX_LENGTH:
+        return ("equal", "string") if gold.strip() and gold == answer else ("unparsed", "length")
     g, a = clean(gold), clean(answer)
     if not g or not a:
         return "unparsed", "no gold" if not g else "empty"
@@ -109,7 +114,7 @@ def _rule(gold: Shape, answer: Shape) -> str:
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+    return re.sub(r"(?<!\w) | (?!\w)", "", text)
 
 
 def _words(text: str) -> str:

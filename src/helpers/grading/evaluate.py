@@ -15,16 +15,16 @@ from helpers.grading.trees import TRIG, Node
 
 MAX_FACTORIAL = 3_000
 ELEMENTARY = TRIG | {"asin", "acos", "atan", "acot", "sinh", "cosh", "tanh", "coth", "asinh", "acosh", "atanh", "exp"}
-REAL_POINTS, INTEGER_POINTS = range(16), range(16, 46)
+REAL_POINTS, INTEGER_POINTS = range(16), range(30)
 
 
 @lru_cache(maxsize=10_000)
 def point(name: str, index: int) -> Value:
-    """The value of a name at a point: positive at 0 to 3, negative at 4 and 5, of either sign up to 15, and a
-    positive integer from 16 on.
+    """The value of a name at a point: positive at 0 to 3, negative at 4 and 5, and then of either sign; of a name
+    that begins with #, a positive integer.
     """
     digest = hashlib.sha256(f"{name}/{index}".encode()).digest()
-    if index in INTEGER_POINTS:
+    if name[0] == "#":
         return Fraction(1 + int.from_bytes(digest[2:4]) % (6, 40, 500)[index % 3])
     value = mpf(int.from_bytes(digest)) / 2**256
     value = value if index % 2 else 1 + 2 * value
@@ -149,6 +149,8 @@ def _integers(name: str, values: list[Value]) -> Value:
     if not all(isinstance(v, Fraction) and v.denominator == 1 for v in values):
         raise Undefined
     numbers = [int(v) for v in values]
+    if any(number.bit_length() > arithmetic.MAX_COMMON_BITS for number in numbers):
+        raise Unreadable("a number with too many digits")
     if name == "mod":
         if numbers[1] == 0:
             raise Undefined

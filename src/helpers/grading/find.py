@@ -17,31 +17,42 @@ RULES = {
     "number": "the last number of the reply (GSM8K only)",
 }
 
-THINKING = re.compile(r"<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
-BOX = re.compile(r"(?:\\boxed|\\fbox|\\framebox|\\box|(?<![A-Za-z\\])boxed)\s*(?:\{|(?=[\dA-Za-z](?![A-Za-z])))")
+THINKING = re.compile(r"<(think|thinking)\s*>.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE)
+BOX = re.compile(  # without its backslash it needs a brace: "he boxed 6 gifts" is English
+    r"(?:\\boxed|\\fbox|\\framebox|\\box)\s*(?:\{|(?=[\dA-Za-z](?![A-Za-z])))|(?<![A-Za-z\\])boxed\s*\{"
+)
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 JOINT = re.compile(  # what may stand between boxes that are one answer
     r"[\s$,;&]*(?:\\\(|\\\)|\\\[|\\\]|\\quad|\\qquad|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|[,;]|"
     r"(?:[A-Za-z]+\s+)?(?:and|or)\b|[\s$&.]|\\[,;! ])+"
 )
-TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 SAYS = re.compile(
-    r"####|(?:final\s+)?\banswers?\b(?:\s+to\s[^.\n:]{1,80}?)?[\s*_]*"
+    r"####(?![ \t]*[A-Za-z]{2})(?=[^\n]{0,80}[\w\\])|(?:final\s+)?\banswers?\b(?:\s+to\s[^.\n:]{1,80}?)?[\s*_]*"
     r"(?::|is\b|are\b|=|equals\b|(?=\s*[$\\]))"
     r"(?:\s*(?:is\b|equal to\b|equals\b|simply\b|therefore\b|then\b|:))*[\s*_:]*",
     re.IGNORECASE,
 )
 STOP = re.compile(  # where a sentence's answer ends
-    r"[.!?](?=\s|$|\*|<)|\n\s*\n|(?<=\S)\n|,\s*(?:so|and so)\b|\s\(|<|"
+    r"(?:[.?]|(?<![\d)])!)(?=\s|$|\*|<)|\n\s*\n|(?<=\S)\n|,\s*(?:so|and so)\b|<(?=/?[A-Za-z|])|"
+    r"(?<![-=+*/,])\s\((?!(?:or|and|if|when)\b)(?=[A-Za-z]{2})|"
     r"[,;]?\s+(?:since|because|which|so that|not|or equivalently|as|where|i\.e\.)\b"
 )
 MATHS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 NUMBER = re.compile(
     r"-?\\[dt]?frac\{\d+\}\{\d+\}|-?\d+ \d+/\d+|"
     r"(?:(?<![\w)\]}.])-\s?\\?\$?)?(?:\d{1,3}(?:(?:,|\{,\}|\\,|\\!|,\\!)\d{3})+(?!\d)|\d+)?(?:\.\d+|(?<=\d))"
-    r"(?:[eE][+-]?\d+(?![\d.]))?(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%|\s(?:thousand|million|billion|trillion)\b)?"
+    r"(?:[eE][+-]?\d+(?![\d.]))?(?:\s?/\s?\d+(?:\.\d+)?)?(?:\s?\\?%|\s(?:hundred|thousand|million|billion|trillion|dozen)\b)?"
+)
+HEDGES = re.compile(  # behind a formula, these make it a part of the answer alone
+    r"[,;]\s*[-+\d$\\]|(?<![A-Za-z])(?:or|and|to|through|times|plus|minus|over|more|less|most|least|fewer|not|no|if|when|"
+    r"unless|otherwise|per|percent|squared|cubed|factorial|wait|hundreds?|thousands?|[mbtr]+illions?|dozens?|halves|half|"
+    r"thirds?|quarters?|fourths?|fifths?|\w*(?:tenth|hundredth|thousandth)s?|pi|zero|one|two|three|four|five|six|seven|"
+    r"eight|nine|ten|wrong|false|incorrect)(?![A-Za-z])",
+    re.IGNORECASE,
 )
 MAX_BARE = 25_000
+MAX_REPLY = 400_000  # characters after the thinking that are looked at, from the end
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,8 @@ def find(reply: str, number: bool = False) -> Found | None:
     boxes, text = _boxes(text)
     if boxes:
         return _joined(text, boxes)
-    if tags := TAG.findall(text):
-        return Found(_said(tags[-1]) or tags[-1].strip(), "tag") if tags[-1].strip() else None
+    if (tag := _tagged(text)) is not None:
+        return Found(_said(tag) or tag, "tag") if tag else None
     if (said := _said(text)) is not None:
         return Found(said, "says")
     if not number:
@@ -72,8 +83,19 @@ def find(reply: str, number: bool = False) -> Found | None:
 
 def after_thinking(reply: str) -> str:
     """The reply without its thoughts; the opening mark may stand in the prompt."""
-    text = THINKING.sub("", reply)
-    return re.split(r"</think(?:ing)?>", text)[-1]
+    text = re.sub(r"(?: ?\n){3,}", "\n\n", re.sub(r"[^\S\n]+", " ", reply))
+    return re.split(r"(?i)</think(?:ing)?\s*>", THINKING.sub("", text))[-1][-MAX_REPLY:]
+
+
+def _tagged(text: str) -> str | None:
+    """What the last finished `<answer>` holds."""
+    end = None
+    for tag in reversed(list(TAG.finditer(text))):
+        if tag[1]:
+            end = tag.start()
+        elif end is not None:
+            return text[tag.end() : end].strip()
+    return None
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, str]], str]:
@@ -131,14 +153,24 @@ def _said(text: str) -> str | None:
 
 
 def _sentence(rest: str) -> str:
-    """The formula that the text begins with, or its first sentence, from its last `is` on."""
-    if (formula := _formula(rest)) is not None:
-        return formula
-    stop = STOP.search(rest)
+    """The formula that the text begins with, if nothing behind it changes it, or its first sentence, from its last `is`
+    on.
+    """
+    match = MATHS.match(rest) if _formula(rest) is not None else None
+    stop = STOP.search(rest, match.end() if match else 0)
     sentence = rest[: stop.start()] if stop else rest
-    last = sentence.rpartition(" is ")[2].strip()
+    if match and _alone(sentence[match.end() :]):
+        return _formula(rest)
+    last = sentence.rpartition(" is ")[2].strip() if not match else sentence
+    match = MATHS.match(last)
     formula = _formula(last)
-    return last.strip(" *_\n\t:") if formula is None else formula
+    return formula if formula is not None and _alone(last[match.end() :]) else last.strip(" *_\n\t:#")
+
+
+def _alone(behind: str) -> bool:
+    """Whether a formula is the whole answer: only words stand behind it, and none of `HEDGES`."""
+    behind = behind.strip(" *_\n\t:.#")
+    return not behind or (bool(re.match(r"[,;]?\s*\(?[A-Za-z]", behind)) and not HEDGES.search(behind))
 
 
 def _formula(text: str) -> str | None:

@@ -19,7 +19,8 @@ SYMBOLS = {
     "ℤ": r"\mathbb{Z}", "∠": r"\angle ", "…": r"\ldots ", "⟨": r"\langle ", "⟩": r"\rangle ", "∣": "|", "，": ",",
     "、": ",", "。": ".", "：": ":", "∑": r"\sum ", "∫": r"\int ", "∏": r"\prod ", "ϕ": r"\phi ", "ϵ": r"\epsilon ",
     "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "℃": r"^\circ C", "℉": r"^\circ F",
-    "Ø": r"\emptyset ", "⌀": r"\emptyset ", "€": "", "£": "", "¥": "", "￥": "", "✓": "", "■": "", "□": "",
+    "Ø": r"\emptyset ", "⌀": r"\emptyset ", "€": r"\euro ", "£": r"\pounds ",
+    "¥": r"\yen ", "￥": r"\yen ", "✓": "", "■": "", "□": "",
 }  # fmt: skip
 GREEK = [
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
@@ -33,6 +34,12 @@ for _name in GREEK:
 RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni", strict=True))
 LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-", strict=True))
 
+CURRENCY = {"$": r"\text{ dollars}"} | {sign: rf"\text{{ {sign.rstrip('s')}s}}" for sign in ("euro", "pounds", "yen")}
+MAGNITUDE = r"(?:hundred|thousand|[mbtr]+illion)\b"
+AMOUNT = (  # a currency sign and its amount, where nothing but words may follow
+    r"\\(\$|euro |pounds |yen )\s*(-?(?:\d+(?:(?:,|\{,\})\d{3})*(?:\.\d+)?|\.\d+)(?![.,]?\d)"
+    rf"(?:\s{MAGNITUDE})?)(?!\s*\\text\s*\{{\s*{MAGNITUDE})(?=\s*(?:$|[.,;}}]|\\text|and\b|or\b|per\b|[a-z]{{3}}))"
+)
 REWRITES = [
     (re.compile(pattern), to)
     for pattern, to in (
@@ -47,7 +54,10 @@ REWRITES = [
         (r"(?<!\\)\\(?:[,:;> ]|(?:quad|qquad|thinspace|medspace|thickspace|enspace|hfill|displaystyle|textstyle|"
          r"scriptstyle|limits|nolimits)(?![A-Za-z]))", " "),
         (r"~", " "),
-        (r"(?<!\\)\\[$]", ""),
+        (r"^(-?)\s*\$(?=\s?[\d.][^$]*$)", r"\1\\$"),  # a dollar sign alone before an amount
+        (AMOUNT, lambda m: m[2] + CURRENCY[m[1].strip()]),
+        (r"(?<=\d)\s*\\(euro|pounds|yen)(?![A-Za-z])", lambda m: CURRENCY[m[1]]),
+        (r"(?<!\\)\\(?:[$]|(?:euro|pounds|yen)(?![A-Za-z]))", ""),
         (r"(?<!\\)\\[()\[\]]", " "),
         (r"[$]", " "),
         (r"\\(?:boxed|fbox|framebox|underline|mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathcal|mathscr|mathfrak|pmb|ensuremath)"
@@ -79,7 +89,7 @@ GROUPED = re.compile(r"(?<![\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}
 
 def clean(text: str) -> str:
     """The answer in plain LaTeX; an answer without content gives the empty string."""
-    text = _ascii(text)
+    text = re.sub(r"\s+", " ", _ascii(text))
     for pattern, to in REWRITES:
         text = pattern.sub(to, text)
     return trim(text)

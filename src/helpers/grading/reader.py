@@ -10,9 +10,10 @@ equation, which no value equals.
 import re
 from collections.abc import Sequence
 from functools import reduce
+from itertools import accumulate
 
 from helpers.grading import arithmetic, same, trees
-from helpers.grading.brackets import BRACKETS, bare, has, partner, split
+from helpers.grading.brackets import BRACKETS, bare, has, partner, split, step
 from helpers.grading.heads import head
 from helpers.grading.regions import Region
 from helpers.grading.shapes import Shape, alike, region_of
@@ -25,6 +26,7 @@ SPECIAL_TEXT = {
     "the set of all real numbers": Region.line(), "real numbers": Region.line(), "empty set": Region(()),
     "the empty set": Region(()),
 }  # fmt: skip
+MAX_DEPTH = 50  # of brackets around a list
 RELATIONS = ("<", ">", "<=", ">=", "!=")
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 MATRICES = {"pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "Bmatrix"}
@@ -40,6 +42,8 @@ def read(tokens: Sequence[Token]) -> Shape:
     tokens = bare(tokens)
     if not tokens:
         raise Unreadable("empty")
+    if has(tokens[1:-1], (",", ";")) and _depth(tokens) > MAX_DEPTH:
+        raise Unreadable("too deep")
     if any(token == ("op", "...") for token in tokens):
         raise Unreadable("dots")
     words = [str(value) for kind, value in tokens if kind == "text"]
@@ -222,6 +226,12 @@ def _region(tokens: list[Token]) -> Shape | None:
     for sign, other in zip(signs, found[1:], strict=True):
         region = {r"\cup": region.join, r"\cap": region.meet, r"\setminus": region.without}[sign](other)
     return Shape("region", (region,))
+
+
+def _depth(tokens: Sequence[Token]) -> int:
+    """How deep brackets that can be tuples nest."""
+    steps = (step(token) for token in tokens if token != ("op", "{") and token != ("op", "}"))
+    return max(accumulate(steps), default=0)
 
 
 def _bracketed(tokens: list[Token]) -> Shape | None:

@@ -2,11 +2,13 @@
 
 Lists and sets have no order, tuples do; brackets count, so an open interval is not a closed one, and an interval
 equals the region that an inequality describes. A name on one side alone is dropped, two different names make two
-different answers; the argument of a function is only a name (`f(n) = n + 1` is `f(x) = x + 1`). A unit on one side
+different answers; the argument of a function is only a name (`f(n) = n + 1` is `f(x) = x + 1`) unless it
+is a number. A unit on one side
 alone is dropped, two measures that differ contradict each other. A percent sign is a factor of 1/100, but a number
 above 1 may leave it out (`60` for `60\\%`).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +17,7 @@ from helpers.grading import same, trees
 from helpers.grading.regions import Region
 from helpers.grading.tokens import Unreadable
 from helpers.grading.trees import Node
+from helpers.grading.units import contradict
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def alike(a: Shape, b: Shape) -> bool:
     if "either" in (a.kind, b.kind):
         a, b = (a, b) if a.kind == "either" else (b, a)
         return any(alike(part, b) for part in a.parts)
-    if a.unit and b.unit and a.unit != b.unit:
+    if contradict(a.unit, b.unit):
         return False
     kinds = {a.kind, b.kind}
     if kinds <= {"equation", "scalar"} and (kinds != {"scalar"} or _other_name(a, b)):
@@ -88,7 +91,11 @@ def region_of(shape: Shape) -> Region | None:
 
 
 def _other_name(a: Shape, b: Shape) -> bool:
-    return bool(a.name and b.name) and a.name[0] != b.name[0]
+    """Whether two names differ; a number that a function is applied to is a part of its name."""
+    if not a.name or not b.name:
+        return False
+    keys = [(name[0], *(part if re.match(r"-?\d", part) else "" for part in name[1:])) for name in (a.name, b.name)]
+    return keys[0] != keys[1] if len(keys[0]) == len(keys[1]) else keys[0][0] != keys[1][0]
 
 
 def _scalars(a: Shape, b: Shape) -> bool:
@@ -97,7 +104,7 @@ def _scalars(a: Shape, b: Shape) -> bool:
         variables = zip(a.name[1:], b.name[1:], strict=True)
         places = {old: f"@{i}" for i, (old, _) in enumerate(variables)}
         others = {old: f"@{i}" for i, old in enumerate(b.name[1:])}
-        x, y = _rename(x, places), _rename(y, others)
+        x, y = trees.rename(x, places), trees.rename(y, others)
     if bool(a.unit) != bool(b.unit):
         x, y = (x, _without(y, a.unit)) if a.unit else (_without(x, b.unit), y)
     if (x[0] == "%") != (y[0] == "%"):
@@ -114,14 +121,6 @@ def _without(tree: Node, unit: str) -> Node:
     letter, _, power = unit.partition("^")
     end = ("^", ("name", letter), ("num", Fraction(power))) if power.isdigit() else ("name", letter)
     return tree[1] if tree[0] == "*" and tree[2] == end else tree
-
-
-def _rename(tree: Node, names: dict[str, str]) -> Node:
-    if tree[0] == "name":
-        return ("name", names.get(tree[1], tree[1]))
-    if tree[0] == "call":
-        return ("call", tree[1], [_rename(part, names) for part in tree[2]])
-    return (tree[0], *(_rename(part, names) if isinstance(part, tuple) else part for part in tree[1:]))
 
 
 def _ordered(a: Sequence[Shape], b: Sequence[Shape]) -> bool:

@@ -328,6 +328,15 @@ def names(tree: Node) -> set[str]:
     return set().union(*(names(part) for part in tree[1:] if isinstance(part, tuple)))
 
 
+def rename(tree: Node, names: dict[str, str]) -> Node:
+    """A tree with other names."""
+    if tree[0] == "name":
+        return ("name", names.get(tree[1], tree[1]))
+    if tree[0] == "call":
+        return ("call", tree[1], [rename(part, names) for part in tree[2]])
+    return (tree[0], *(rename(part, names) if isinstance(part, tuple) else part for part in tree[1:]))
+
+
 def contains(tree: Node, kinds: set[str]) -> bool:
     """Whether a node of one of these kinds, or a call or name of one of these names, occurs."""
     if tree[0] in kinds or (tree[0] in ("call", "name") and tree[1] in kinds):
