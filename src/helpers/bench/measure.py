@@ -1,0 +1,163 @@
+"""How a measurement is made: all contenders in one process, each in turn, so that a busy machine slows them all alike.
+
+A row says `work`, `shape`, `unit`, `ours`, `peers` (name: value), `limit` (what the hardware allows: bytes over bandwidth, in the
+row's unit, or None), `target` (what ours must reach, or None), `better` (lower or higher), `ratio` (how many times better ours is
+than the best peer), `error` (ours against the reference, relative), `spread` (name: lower and upper quartile), `device`,
+`versions` and `commit`. Values are medians. What is compared is checked for correctness before it is timed.
+"""
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from helpers import models, project
+
+PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "bitsandbytes", "torchao", "gptqmodel", "liger_kernel")
+Times = dict[str, list[float]]  # seconds of each contender
+
+
+def timed(contenders: dict[str, Callable[[], Any]], repeats: int) -> Times:
+    """Seconds of each contender's calls, host and device, after one call that does not count."""
+    taken: Times = {name: [] for name in contenders}
+    for repeat in range(repeats + 1):
+        for name, work in contenders.items():
+            start = perf_counter()
+            work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if repeat:
+                taken[name].append(perf_counter() - start)
+    return taken
+
+
+def cold(contenders: dict[str, Callable[[int], Any]], copies: int, repeats: int) -> Times:
+    """Seconds on the GPU of one call, weights not in its cache: each contender's calls for copies 0, 1, ... are one CUDA graph.
+
+    `copies` must be enough that their weights together are several times the L2 cache.
+    """
+    graphs = {}
+    for name, work in contenders.items():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for copy in (0, 1, 0):  # compile and tune
+                work(copy % copies)
+        torch.cuda.current_stream().wait_stream(stream)
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            for copy in range(copies):
+                work(copy)
+    taken: Times = {name: [] for name in contenders}
+    for repeat in range(repeats + 2):
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if repeat > 1:
+                taken[name].append(start.elapsed_time(end) / 1e3 / copies)
+    return taken
+
+
+def bandwidth() -> float:
+    """Bytes per second that a copy on the device reads and writes, together."""
+    source = torch.empty(2**31 if torch.cuda.is_available() else 2**26, dtype=torch.uint8, device=models.device())
+    goal = torch.empty_like(source)
+    seconds = median(timed({"copy": lambda: goal.copy_(source)}, 9)["copy"])
+    return 2 * source.nbytes / seconds
+
+
+def with_memory(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and how many GiB of a GPU it took at most beyond what was in use before; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return work(), 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = work()
+    torch.cuda.synchronize()
+    return found, (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def row(
+    work: str,
+    shape: str,
+    unit: str,
+    values: dict[str, list[float]],
+    ours: str,
+    *,
+    better: str = "lower",
+    limit: float | None = None,
+    target: float | None = None,
+    error: float | None = None,
+) -> dict[str, Any]:
+    """One measurement, with where it was made: `values` of each contender in `unit`, of which `ours` is one."""
+    middle = {name: median(found) for name, found in values.items()}
+    spread = {
+        n: [q for i, q in enumerate(quantiles(v, n=4)) if i != 1] if len(v) > 1 else [v[0]] * 2
+        for n, v in values.items()
+    }
+    own = middle.pop(ours)
+    best = (min if better == "lower" else max)(middle.values(), default=None)
+    ratio = None if best is None else best / own if better == "lower" else own / best
+    commit, dirty = project.commit()
+    return {
+        "work": work,
+        "shape": shape,
+        "unit": unit,
+        "ours": own,
+        "peers": middle,
+        "limit": limit,
+        "target": target,
+        "better": better,
+        "ratio": ratio,
+        "error": error,
+        "spread": spread | {"ours": spread.pop(ours)},
+        "device": models.device_name(),
+        "versions": {"python": platform.python_version()} | installed(),
+        "commit": commit + ("+changes" if dirty else ""),
+    }
+
+
+def installed() -> dict[str, str]:
+    """The version of each package of `PACKAGES` that is there."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def within(row: dict[str, Any]) -> bool:
+    """Whether ours reaches its target."""
+    if row["target"] is None:
+        return True
+    return row["ours"] <= row["target"] if row["better"] == "lower" else row["ours"] >= row["target"]
+
+
+def as_text(row: dict[str, Any]) -> str:
+    """A measurement for a reader: each contender, and how it stands to ours."""
+    error = "" if row["error"] is None else f", relative error {row['error']:.1e}"
+    lines = [f"{row['work']}: {row['shape']}, {row['device']}{error}"]
+    for name, value in ({"ours": row["ours"]} | row["peers"]).items():
+        low, high = row["spread"][name]
+        lines.append(
+            f"  {name:<26} {value:.4g} {row['unit']} ({low:.4g} to {high:.4g})   {row['ours'] / value:.3f} of it is ours"
+        )
+    for name in ("limit", "target"):
+        if row[name] is not None:
+            end = (
+                ("reached" if within(row) else "not reached")
+                if name == "target"
+                else f"{row[name] / row['ours']:.2f} of ours"
+            )
+            lines.append(f"  {name:<26} {row[name]:.4g} {row['unit']}   {end}")
+    return "\n".join(lines)
