@@ -13,8 +13,8 @@ RULES = {
     "boxes": "neighbouring boxes that a comma, `and` or `or` joins, as one answer: `\\boxed{1} and \\boxed{2}`",
     "tag": "what the last `<answer>` holds",
     "says": "what follows the last `answer is`, `Answer:` or `####`, to the end of the sentence",
-    "bare": "the whole reply, if it is one line of maths without words (GSM8K only)",
-    "number": "the last number of the reply (GSM8K only)",
+    "bare": "the whole reply, if it is one line of maths without words (golds that are plain numbers only)",
+    "number": "the last number of the reply (golds that are plain numbers only)",
 }
 
 THINKING = re.compile(r"<(think|thinking)\s*>.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE)
