@@ -21,8 +21,10 @@ def linear(m: int, bits: int, ours: float, target: float | None = None):
     moved = {"ours": N * K * bits // 8, "bf16": 2 * N * K, "bitsandbytes NF4": N * K * 9 // 16}
     peers = {"bf16": 50.0 + m / 20, "bitsandbytes NF4": 46.0 + m}
     limit = moved["ours"] / BANDWIDTH * 1e6
-    shape = f"{N} x {K}, w{bits}g128, M = {m}"
-    return row("linear", shape, "us", ours, target=target, peers=peers, moved=moved, limit=limit, ratio=50 / ours)
+    shape = f"{N:,} x {K:,}, w{bits}g128, {m} row{'s' * (m > 1)}"
+    return row(
+        "low-bit linear", shape, "us", ours, target=target, peers=peers, moved=moved, limit=limit, ratio=50 / ours
+    )
 
 
 def decode(size: str, precision: str, count: int, ours: float):
@@ -39,7 +41,7 @@ def rows() -> list[dict]:
             peers={"transformers generate": 868.0}, **rollout),
         row("rollout", "Qwen3-8B shape, w4g128, 64 sequences, 128 new tokens", ours=9_000.0, **rollout),
         row("rollout", "Qwen3-8B shape, bf16, 64 sequences, 128 new tokens", ours=4_000.0, **rollout),
-        row("QAT step", "0.6B shape, 8 x 1,024 tokens", "ms", 160.0, target=164.0, peers={"bf16": 156.0}),
+        row("QAT step", "8 x 1024 tokens, w4g128, fixed grids", "ms", 160.0, target=164.0, peers={"plain": 156.0}),
         row("GRPO step", "0.6B shape", "s", 2.0, peers={"TRL with generate": 10.0}, ratio=5.0),
     ]  # fmt: skip
     found += [

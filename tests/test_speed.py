@@ -59,7 +59,7 @@ def test_the_published_file_is_what_the_published_runs_say():
 
 def test_what_a_row_is_about():
     row = synthetic.linear(16, 4, 20.0)
-    assert (speed.bits_of(row), speed.count_of(row, r"M = (\d+)")) == (4, 16)
+    assert (speed.bits_of(row), speed.count_of(row, r"(\d+) rows?$")) == (4, 16)
     assert speed.bits_of({"shape": "Qwen3-0.6B shape, w8pt-sym fake-quantized, 64 sequences"}) == 16
     assert speed.bits_of({"shape": "Qwen3-0.6B shape, bf16"}) == 16
     assert speed.reached_share(row) == pytest.approx(row["limit"] / 20)
@@ -76,7 +76,7 @@ def test_tables():
     assert speed.measurements(rows, "qat").count("QAT step") == 1
     late = speed.missed(rows)
     assert late.count("Some GPU") == 1
-    assert "M = 16" in late
+    assert "16 rows" in late
     assert speed.missed([row for row in rows if row["reached"] is not False]).startswith("Every target")
     assert "`c0ffeec0ff`" in speed.devices(rows)
     for made in (speed.measurements, speed.missed, speed.devices):
@@ -89,7 +89,7 @@ def test_numbers_of_the_prose():
     some = speed.numbers(synthetic.rows())
     assert set(some) == set(nothing)
     assert some["speed_bandwidth"] == "4.00 TB/s"
-    assert some["speed_linear_1"] == "16.2 us"
+    assert some["speed_linear_1"] == "16.2 µs"
     assert some["speed_rollout"] == "20,613 tokens/s"
     assert some["speed_generate"] == "868 tokens/s"
     assert some["speed_linear_128"] == speed.UNKNOWN

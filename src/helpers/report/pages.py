@@ -15,7 +15,7 @@ import pandas as pd
 from helpers.records import Result
 from helpers.report.numbers import STUDY, headline, memory
 
-NOT_MEASURED = "Not measured yet: `lowbit study speed`, then `lowbit publish speed/gpu`.\n"
+NOT_MEASURED = "Not measured yet: `lowbit study speed`, then `lowbit publish speed`.\n"
 NOTHING = "Nothing has been published yet: `make study`, then `lowbit publish micro`.\n"
 PARETO_ALT = (
     "Accuracy against effective memory, one point a model, coloured by bits; the Pareto frontier is a step line"

@@ -142,17 +142,17 @@ def _target(row: Row) -> str:
 
 # --- numbers of the prose ---------------------------------------------------------------------------------------------
 
-LINEAR = r"24576 ?[x×] ?4096, w4g128, M = "
-QUOTED: dict[str, tuple[str, str, Callable[[Row], str]]] = {  # name -> work, shape (patterns), what is quoted of the row
+LAYER = "24,576 x 4,096, w4g128, "
+QUOTED: dict[str, tuple[str, str, Callable[[Row], str]]] = {  # name -> patterns of work and shape, what is quoted of the row
     "speed_device": ("", "", lambda row: row["device"]),
-    "speed_bandwidth": ("linear", LINEAR, lambda row: f"{bandwidth(row) / 1e12:.2f} TB/s"),
-    "speed_limit_bf16": ("linear", f"{LINEAR}1$", lambda row: with_unit(row, _of(row["moved"], "bf16") / bandwidth(row) * 1e6)),
-    "speed_limit_w4": ("linear", f"{LINEAR}1$", lambda row: with_unit(row, row["limit"])),
-    **{f"speed_linear_{m}": ("linear", f"{LINEAR}{m}$", lambda row: with_unit(row, row["ours"])) for m in (1, 16, 128)},
-    **{f"speed_bf16_{m}": ("linear", f"{LINEAR}{m}$", lambda row: with_unit(row, _of(row["peers"], "bf16"))) for m in (1, 16, 128)},
+    "speed_bandwidth": (".*linear", f"{LAYER}1 ", lambda row: f"{bandwidth(row) / 1e12:.2f} TB/s"),
+    "speed_limit_bf16": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, least(row, "bf16"))),
+    "speed_limit_w4": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, row["limit"])),
+    **{f"speed_linear_{m}": (".*linear", f"{LAYER}{m} ", lambda row: with_unit(row, row["ours"])) for m in (1, 16, 128)},
+    **{f"speed_bf16_{m}": (".*linear", f"{LAYER}{m} ", lambda row: with_unit(row, peer(row, "bf16"))) for m in (1, 16, 128)},
     "speed_rollout": ("rollout", "0.6B.*bf16", lambda row: with_unit(row, row["ours"])),
-    "speed_generate": ("rollout", "0.6B.*bf16", lambda row: with_unit(row, _of(row["peers"], "generate"))),
-    "speed_qat": ("QAT step", "", lambda row: f"{row['ours'] / _of(row['peers'], 'bf16'):.2f}"),
+    "speed_generate": ("rollout", "0.6B.*bf16", lambda row: with_unit(row, peer(row, "generate"))),
+    "speed_qat": ("QAT step", "fixed grids", lambda row: f"{row['ours'] / peer(row, 'plain'):.2f}"),
     "speed_grpo": ("GRPO step$", "", lambda row: f"{row['ratio']:.1f}"),
 }  # fmt: skip
 
@@ -173,14 +173,20 @@ def _quoted(rows: Sequence[Row], work: str, shape: str, text: Callable[[Row], st
 
 
 def with_unit(row: Row, value: float) -> str:
-    return f"{number(value)} {row['unit']}"
+    return f"{number(value)} {row['unit'].replace('us', 'µs')}"
 
 
 def bandwidth(row: Row) -> float:
-    """Bytes a second, as the limit of a row was computed from; the row's unit is us."""
+    """Bytes a second, as the limit of a row in microseconds was computed from."""
     return row["moved"]["ours"] / row["limit"] * 1e6
 
 
-def _of(values: dict[str, float], name: str) -> float:
-    """The value whose name holds `name`."""
-    return next((value for key, value in values.items() if name in key), None) or values[name]
+def least(row: Row, name: str) -> float:
+    """Microseconds in which the bytes of a contender could be moved."""
+    return row["moved"][name] / bandwidth(row) * 1e6
+
+
+def peer(row: Row, name: str) -> float:
+    """The value of the peer of this name, or of the first whose name holds it."""
+    found = [value for key, value in row["peers"].items() if name in key]
+    return row["peers"].get(name, found[0] if found else None)

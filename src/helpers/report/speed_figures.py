@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from helpers.report.figures import shown_once
-from helpers.report.speed import Row, bandwidth, bits_of, count_of
+from helpers.report.speed import Row, bits_of, count_of, least
 from helpers.report.style import DARK, LIGHT, Theme, themed
 
 PARTS = {
@@ -25,18 +25,18 @@ LINES = ("-", "--", "-.", ":")
 
 
 def linear(rows: Sequence[Row]) -> pd.DataFrame:
-    """rows_of_x, name, bits (0: a peer), megabytes, microseconds, limit; one line a contender of the linear layers."""
+    """m (rows of x), shape, name, bits (0: a peer), megabytes, microseconds, limit: each contender of the linear layers once."""
     found = {}
     for row in rows:
-        m = count_of(row, r"M = (\d+)")
-        if row["work"].startswith("linear") and row.get("moved") and m:
-            shape, _, rest = row["shape"].partition(",")
+        m = count_of(row, r"(\d+) rows?$")
+        if "linear" in row["work"] and row.get("moved") and m:
+            shape, scheme = row["shape"].split(", ")[:2]
             for name, value in {"ours": row["ours"], **row["peers"]}.items():
                 own = name == "ours"
-                label = f"ours, {rest.split(',')[0].strip()}" if own else name
+                label = f"ours, {scheme}" if own else name
                 mb = row["moved"][name] / 1e6
-                limit = row["moved"][name] / bandwidth(row) * 1e6
-                found.setdefault((m, shape, label), (m, shape, label, bits_of(row) if own else 0, mb, value, limit))
+                bits = bits_of(row) if own else 0
+                found.setdefault((m, shape, label), (m, shape, label, bits, mb, value, least(row, name)))
     return pd.DataFrame(found.values(), columns=["m", "shape", "name", "bits", "megabytes", "microseconds", "limit"])
 
 
