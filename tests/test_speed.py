@@ -57,6 +57,26 @@ def test_the_published_file_is_what_the_published_runs_say():
     assert json.loads((RESULTS / "speed.json").read_text()) == rows
 
 
+def test_what_the_speed_chapter_says_is_so():
+    rows = [row for row in speed.read(RESULTS / "speed.json") if row["device"] != "cpu" and "moved" in row]
+    if not rows:
+        pytest.skip("no GPU is measured yet")
+    linear = {
+        speed.count_of(row, r"(\d+) rows?$"): row
+        for row in rows
+        if "linear" in row["work"] and row["shape"].startswith(speed.LAYER)
+    }
+    assert linear[1]["peers"]["bf16"] < 1.1 * speed.least(linear[1], "bf16")
+    others = {name for name in linear[16]["peers"] if name != "bf16"}
+    assert others  # at least one of them was there
+    assert all(linear[1]["peers"][name] < linear[1]["peers"]["bf16"] for name in others)
+    assert all(linear[16]["peers"][name] > linear[16]["peers"]["bf16"] for name in others)
+    assert all(linear[m]["ours"] < linear[m]["peers"]["bf16"] for m in (1, 16))
+    decoding = [row for row in rows if row["work"].startswith("decoding") and speed.bits_of(row) < 16]
+    assert decoding
+    assert all(row["ratio"] < 1.1 for row in decoding)  # low bits buy no time at this size
+
+
 def test_what_a_row_is_about():
     row = synthetic.linear(16, 4, 20.0)
     assert (speed.bits_of(row), speed.count_of(row, r"(\d+) rows?$")) == (4, 16)

@@ -69,8 +69,7 @@ def measurements(rows: Sequence[Row], start: str = "") -> str:
         [
             row["work"],
             row["shape"],
-            row["unit"],
-            f"**{number(row['ours'])}**{_spread(row)}",
+            f"**{with_unit(row, row['ours'])}**{_spread(row)}",
             ", ".join(f"{name}: {number(value)}" for name, value in row["peers"].items()) or "–",
             "–" if row.get("ratio") is None else f"{row['ratio']:.2f}",
             "–" if row.get("limit") is None else f"{number(row['limit'])} ({100 * reached_share(row):.2g} %)",
@@ -84,15 +83,15 @@ def measurements(rows: Sequence[Row], start: str = "") -> str:
     header = [
         "work",
         "shape",
-        "unit",
         "ours [quartiles]",
         "others",
         "times better",
         "limit (reached)",
         "target",
         "error",
+        "device",
     ]
-    return table([*header, "device"], lines, tall=len(lines) > 20) if lines else NOT_MEASURED
+    return table(header, lines, tall=len(lines) > 20) if lines else NOT_MEASURED
 
 
 def missed(rows: Sequence[Row]) -> str:
@@ -101,11 +100,11 @@ def missed(rows: Sequence[Row]) -> str:
     if not late:
         return "Every target of the table is reached.\n" if rows else NOT_MEASURED
     lines = [
-        [row["work"], row["shape"], row["unit"], number(row["ours"]), number(row["target"]), f"{short_of(row):.2f}",
+        [row["work"], row["shape"], with_unit(row, row["ours"]), number(row["target"]), f"{short_of(row):.2f}",
          "–" if row.get("limit") is None else f"{100 * reached_share(row):.2g} %", row["device"]]
         for row in sorted(late, key=short_of, reverse=True)
     ]  # fmt: skip
-    return table(["work", "shape", "unit", "ours", "target", "times too slow", "of the limit", "device"], lines)
+    return table(["work", "shape", "ours", "target", "times too slow", "of the limit", "device"], lines)
 
 
 def short_of(row: Row) -> float:
