@@ -119,5 +119,5 @@ def test_the_command_as_json_and_into_a_file(command, tmp_path):
 def test_an_unknown_work_is_one_sentence(command):
     code, output, errors = command("rolout")
     assert (code, output) == (2, "")
-    assert errors.startswith("work = 'rolout' is unknown: choose one of rollout, ")
+    assert errors.startswith(f"work = 'rolout' is unknown: choose one of {', '.join(bench.BENCHMARKS)}.")
     assert errors.count("\n") == 1

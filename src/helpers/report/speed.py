@@ -141,38 +141,9 @@ def _target(row: Row) -> str:
 
 # --- numbers of the prose ---------------------------------------------------------------------------------------------
 
-LAYER = "24,576 x 4,096, w4g128, "
-QUOTED: dict[str, tuple[str, str, Callable[[Row], str]]] = {  # name -> patterns of work and shape, what is quoted of the row
-    "speed_device": ("", "", lambda row: row["device"]),
-    "speed_bandwidth": (".*linear", f"{LAYER}1 ", lambda row: f"{bandwidth(row) / 1e12:.2f} TB/s"),
-    "speed_limit_bf16": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, least(row, "bf16"))),
-    "speed_limit_w4": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, row["limit"])),
-    **{f"speed_linear_{m}": (".*linear", f"{LAYER}{m} ", lambda row: with_unit(row, row["ours"])) for m in (1, 16, 128)},
-    **{f"speed_bf16_{m}": (".*linear", f"{LAYER}{m} ", lambda row: with_unit(row, peer(row, "bf16"))) for m in (1, 16, 128)},
-    "speed_rollout": ("rollout", "0.6B.*bf16", lambda row: with_unit(row, row["ours"])),
-    "speed_generate": ("rollout", "0.6B.*bf16", lambda row: with_unit(row, peer(row, "generate"))),
-    "speed_qat": ("QAT step", "fixed grids", lambda row: f"{row['ours'] / peer(row, 'plain'):.2f}"),
-    "speed_grpo": ("GRPO step$", "", lambda row: f"{row['ratio']:.1f}"),
-}  # fmt: skip
-
-
-def numbers(rows: Sequence[Row]) -> dict[str, str]:
-    """Every number that the chapter quotes; from the first row that fits, which is a GPU's where there is one."""
-    return {name: _quoted(rows, *how) for name, how in QUOTED.items()}
-
-
-def _quoted(rows: Sequence[Row], work: str, shape: str, text: Callable[[Row], str]) -> str:
-    for row in rows:
-        if re.match(work, row["work"], re.IGNORECASE) and re.search(shape, row["shape"]):
-            try:
-                return text(row)
-            except (KeyError, TypeError):  # a row of an older form, or without that peer
-                continue
-    return UNKNOWN
-
 
 def with_unit(row: Row, value: float) -> str:
-    return f"{number(value)} {row['unit'].replace('us', 'µs')}"
+    return f"{number(value)} {row['unit'].replace('us', 'µs').removesuffix(' beyond inputs')}"
 
 
 def bandwidth(row: Row) -> float:
@@ -189,3 +160,48 @@ def peer(row: Row, name: str) -> float:
     """The value of the peer of this name, or of the first whose name holds it."""
     found = [value for key, value in row["peers"].items() if name in key]
     return row["peers"].get(name, found[0] if found else None)
+
+
+def ours(row: Row) -> str:
+    return with_unit(row, row["ours"])
+
+
+def theirs(name: str) -> Callable[[Row], str]:
+    return lambda row: with_unit(row, peer(row, name))
+
+
+LAYER = "24,576 x 4,096, w4g128, "
+PLAIN = "all logits at once"
+QUOTED: dict[
+    str, tuple[str, str, Callable[[Row], str]]
+] = {  # name -> patterns of work and of shape and unit, what is quoted
+    "speed_device": ("", "", lambda row: row["device"]),
+    "speed_bandwidth": (".*linear", f"{LAYER}1 ", lambda row: f"{bandwidth(row) / 1e12:.2f} TB/s"),
+    "speed_limit_bf16": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, least(row, "bf16"))),
+    "speed_limit_w4": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, row["limit"])),
+    **{f"speed_linear_{m}": (".*linear", f"{LAYER}{m} ", ours) for m in (1, 16, 128)},
+    **{f"speed_bf16_{m}": (".*linear", f"{LAYER}{m} ", theirs("bf16")) for m in (1, 16, 128)},
+    "speed_rollout": ("rollout", "0.6B.*bf16", ours),
+    "speed_generate": ("rollout", "0.6B.*bf16", theirs("generate")),
+    "speed_grpo": ("GRPO step$", "", lambda row: f"{row['ratio']:.1f}"),
+    "speed_qat": ("QAT step", "fixed grids", lambda row: f"{row['ours'] / peer(row, 'plain'):.2f}"),
+    "speed_kd": ("KD loss", ", ms$", ours),
+    "speed_kd_memory": ("KD loss", ", GiB", ours),
+    "speed_plain_kd": ("KD loss", ", ms$", theirs(PLAIN)),
+    "speed_plain_kd_memory": ("KD loss", ", GiB", theirs(PLAIN)),
+}
+
+
+def numbers(rows: Sequence[Row]) -> dict[str, str]:
+    """Every number that the chapter quotes; from the first row that fits, which is a GPU's where there is one."""
+    return {name: _quoted(rows, *how) for name, how in QUOTED.items()}
+
+
+def _quoted(rows: Sequence[Row], work: str, shape: str, text: Callable[[Row], str]) -> str:
+    for row in rows:
+        if re.match(work, row["work"], re.IGNORECASE) and re.search(shape, f"{row['shape']}, {row['unit']}"):
+            try:
+                return text(row)
+            except (KeyError, TypeError):  # a row of an older form, or without that peer
+                continue
+    return UNKNOWN
