@@ -81,8 +81,9 @@ def test_medians_of_alternating_calls_without_the_first():
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(monkeypatch, capsys, tmp_path):
     """`lowbit bench ...` with a work that is made up: (exit code, output, errors)."""
+    monkeypatch.setenv("LOWBIT_RUNS", str(tmp_path / "runs"))
 
     def made(repeats):
         print("what a library says")

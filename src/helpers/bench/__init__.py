@@ -11,6 +11,7 @@ import torch
 from helpers.bench import decode, grade, kd, rollout
 from helpers.bench.measure import as_metric, as_text
 from helpers.errors import UserError
+from helpers.staging import lock
 
 BENCHMARKS = {"rollout": rollout.rows, "decode": decode.rows, "kd": kd.rows, "grade": grade.rows}
 
@@ -18,13 +19,14 @@ __all__ = ["BENCHMARKS", "as_metric", "as_text", "measured", "needs", "usual"]
 
 
 def measured(work: str, repeats: int) -> list[dict[str, Any]]:
-    """The rows of a work; what it kept on a GPU is freed for the next.
+    """The rows of a work, measured while no other process of this project measures; what it kept on a GPU is freed for the next.
 
     Errors: `UserError` for an unknown name.
     """
     if work not in BENCHMARKS:
         raise UserError(f"work = {work!r} is unknown: choose one of {', '.join(BENCHMARKS)}.")
-    rows = BENCHMARKS[work](repeats=repeats)
+    with lock("bench", lambda: print("waiting for another measurement")):
+        rows = BENCHMARKS[work](repeats=repeats)
     gc.collect()
     torch.cuda.empty_cache()
     return rows
