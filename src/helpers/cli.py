@@ -193,13 +193,10 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="A JSON file that the rows are added to.")] = None,
 ) -> None:
     """Time our code beside what a user would pick instead, in one process."""
-    from contextlib import redirect_stdout
-
     from helpers import bench as benchmarks
     from helpers import records
 
-    with redirect_stdout(sys.stderr):  # what libraries print is not the answer
-        rows = benchmarks.measured(work, repeats)
+    rows = benchmarks.measured(work, repeats)
     print(json.dumps(rows, indent=1) if as_json else "\n".join(map(benchmarks.as_text, rows)))
     if out:
         before = json.loads(out.read_text()) if out.is_file() else []

@@ -4,6 +4,9 @@ A module a work, whose `rows(..., repeats)` gives its measurements (see `measure
 """
 
 import gc
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -21,11 +24,14 @@ __all__ = ["BENCHMARKS", "as_metric", "as_text", "measured", "needs", "usual"]
 def measured(work: str, repeats: int) -> list[dict[str, Any]]:
     """The rows of a work, measured while no other process of this project measures; what it kept on a GPU is freed for the next.
 
+    What libraries print meanwhile is dropped: some of them draw a progress bar for every layer.
+
     Errors: `UserError` for an unknown name.
     """
     if work not in BENCHMARKS:
         raise UserError(f"work = {work!r} is unknown: choose one of {', '.join(BENCHMARKS)}.")
-    with lock("bench", lambda: print("waiting for another measurement")):
+    alone = lock("bench", lambda: print("waiting for another measurement", file=sys.stderr))
+    with alone, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         rows = BENCHMARKS[work](repeats=repeats)
     gc.collect()
     torch.cuda.empty_cache()
