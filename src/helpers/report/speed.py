@@ -16,6 +16,7 @@ from helpers.report.pages import NOT_MEASURED, table
 STAGE = "speed"
 UNKNOWN = "*not measured yet*"
 Row = dict[str, Any]
+Quote = tuple[str, str, Callable[[Row], str]]
 
 
 def merged(results: Sequence[Result]) -> list[Row]:
@@ -80,18 +81,8 @@ def measurements(rows: Sequence[Row], start: str = "") -> str:
         for row in rows
         if row["work"].lower().startswith(start.lower())
     ]
-    header = [
-        "work",
-        "shape",
-        "ours [quartiles]",
-        "others",
-        "times better",
-        "limit (reached)",
-        "target",
-        "error",
-        "device",
-    ]
-    return table(header, lines, tall=len(lines) > 20) if lines else NOT_MEASURED
+    header = ["work", "shape", "ours [quartiles]", "others", "times better", "limit (reached)", "target", "error"]
+    return table([*header, "device"], lines, tall=len(lines) > 20) if lines else NOT_MEASURED
 
 
 def missed(rows: Sequence[Row]) -> str:
@@ -172,9 +163,7 @@ def theirs(name: str) -> Callable[[Row], str]:
 
 LAYER = "24,576 x 4,096, w4g128, "
 PLAIN = "all logits at once"
-QUOTED: dict[
-    str, tuple[str, str, Callable[[Row], str]]
-] = {  # name -> patterns of work and of shape and unit, what is quoted
+QUOTED: dict[str, Quote] = {  # name -> a pattern of the work, one of shape and unit, and what is quoted of the row
     "speed_device": ("", "", lambda row: row["device"]),
     "speed_bandwidth": (".*linear", f"{LAYER}1 ", lambda row: f"{bandwidth(row) / 1e12:.2f} TB/s"),
     "speed_limit_bf16": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, least(row, "bf16"))),
@@ -193,7 +182,8 @@ QUOTED: dict[
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, str]:
-    """Every number that the chapter quotes; from the first row that fits, which is a GPU's where there is one."""
+    """Every number that the chapter quotes, of the first device among the rows: a GPU where there is one."""
+    rows = [row for row in rows if row["device"] == rows[0]["device"]]
     return {name: _quoted(rows, *how) for name, how in QUOTED.items()}
 
 
