@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from helpers import bench, cli, params, project, records
-from helpers.bench import decode, kd, measure, rollout
+from helpers.bench import decode, kd, measure
 from helpers.errors import UserError
 
 KEYS = {
@@ -15,14 +15,28 @@ KEYS = {
 }
 
 
+SMALL = {  # work -> arguments with which it takes a second or two on a CPU; grading needs data
+    "linear": {"shrink": 64},
+    "rollout": {"ref": "base-xs", "replies": 2, "tokens": 3},
+    "decode": {"sizes": ("xs",), "sequences": (2,), "tokens": 2},
+    "qat": {"layers": 1, "length": 16},
+    "kd": {"tokens": 50, "vocabulary": 40, "width": 8},
+    "gptq": {"texts": 8, "length": 16},
+    "grpo": {"ref": "base-xs", "steps": 2, "rounds": 1},
+}
+
+
 @pytest.mark.slow
-def test_a_rollout_is_measured(tmp_path):
-    (row,) = rollout.rows("base-xs", "w4g64", replies=2, tokens=3, repeats=1)
-    assert set(row) == KEYS
-    assert row["target"] == pytest.approx(1.1 * row["peers"]["full precision"])
-    assert row["ours"] > 0
-    assert "base-xs at w4g64, 2 replies of 3 tokens" in bench.as_text(row)
-    json.dumps(row)
+@pytest.mark.parametrize("work", [name for name in SMALL if name in bench.BENCHMARKS])
+def test_every_work_gives_rows_of_one_form(work):
+    rows = bench.BENCHMARKS[work](**SMALL[work], repeats=1)
+    assert rows
+    for row in rows:
+        assert set(row) == KEYS
+        assert row["ours"] > 0
+        assert row["device"] == measure.models.device_name()
+        assert bench.as_text(row).startswith(f"{row['work']}: {row['shape']}")
+    json.dumps(rows, allow_nan=False)
 
 
 def test_the_distillation_loss_in_chunks_is_compared_with_the_plain_one():
@@ -56,7 +70,6 @@ def test_decoding_is_measured_at_each_width():
     rows = decode.rows(("xs",), (2,), tokens=2, repeats=1)
     assert [row["shape"].split(", ")[1] for row in rows] == ["fp32", *decode.SCHEMES]
     for row in rows:
-        assert set(row) == KEYS
         assert row["error"] == 0
         assert 0 < row["ours"] < row["limit"]
     assert rows[1]["peers"] == {"full precision": rows[0]["ours"]}

@@ -80,8 +80,8 @@ def test_what_the_speed_chapter_says_is_so():
 def test_what_a_row_is_about():
     row = synthetic.linear(16, 4, 20.0)
     assert (speed.bits_of(row), speed.count_of(row, r"(\d+) rows?$")) == (4, 16)
-    assert speed.bits_of({"shape": "Qwen3-0.6B shape, w8pt-sym fake-quantized, 64 sequences"}) == 16
-    assert speed.bits_of({"shape": "Qwen3-0.6B shape, bf16"}) == 16
+    assert speed.bits_of({"work": "rollout, fake-quantized", "shape": "Qwen3-0.6B shape, w4g128"}) == 16
+    assert speed.bits_of({"work": "rollout", "shape": "Qwen3-0.6B shape"}) == 16
     assert speed.reached_share(row) == pytest.approx(row["limit"] / 20)
     assert speed.reached_share(synthetic.decode("xs", "bf16", 1, 1e6)) == 0.1
     assert speed.reached_share({"limit": None}) is None
@@ -112,6 +112,8 @@ def test_numbers_of_the_prose():
     assert some["speed_linear_1"] == "16.2 µs"
     assert some["speed_rollout"] == "20,613 tokens/s"
     assert some["speed_generate"] == "868 tokens/s"
+    assert some["speed_fake"] == "97 %"
+    assert some["speed_packed_64"] == "2.2"
     assert some["speed_linear_128"] == speed.UNKNOWN
     assert [speed.number(x) for x in (20_613.4, 16.25, 0.002134)] == ["20,613", "16.2", "0.00213"]
 

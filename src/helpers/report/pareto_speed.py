@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from helpers.report.pareto import points
-from helpers.report.speed import Row, bits_of, count_of
+from helpers.report.speed import SEQUENCES, Row, bits_of, count_of
 from helpers.report.speed_figures import plain, save
 from helpers.report.style import Theme
 
@@ -37,7 +37,7 @@ def joined(results: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
     for arm in best(results).to_dict("records"):
         for row in rows:
             if row["shape"].split(",")[0] == arm["model"] and bits_of(row) == arm["bits"]:
-                speed = {"sequences": count_of(row, r"(\d+) sequence"), "tokens_per_second": row["ours"]}
+                speed = {"sequences": count_of(row, SEQUENCES), "tokens_per_second": row["ours"]}
                 found.append(arm | speed | {"device": row["device"]})
     table = pd.DataFrame(found)
     if table.empty:

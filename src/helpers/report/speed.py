@@ -15,6 +15,7 @@ from helpers.report.pages import NOT_MEASURED, table
 
 STAGE = "speed"
 UNKNOWN = "*not measured yet*"
+SEQUENCES = r"(\d+) (?:sequence|prompt)"
 Row = dict[str, Any]
 Quote = tuple[str, str, Callable[[Row], str]]
 
@@ -45,11 +46,11 @@ def read(path: Path) -> list[Row]:
 def bits_of(row: Row) -> int:
     """The width of the weights: of `w4g128` 4, of everything else 16. A fake-quantized weight is computed with in full."""
     match = re.search(r"\bw(\d)", row["shape"])
-    return int(match[1]) if match and "fake" not in row["shape"] else 16
+    return int(match[1]) if match and "fake" not in row["work"] else 16
 
 
 def count_of(row: Row, pattern: str) -> int | None:
-    """The whole number in a shape, `(\\d+) sequence` say."""
+    """The whole number in a shape, such as that of `SEQUENCES`."""
     match = re.search(pattern, row["shape"])
     return int(match[1].replace(",", "")) if match else None
 
@@ -170,9 +171,14 @@ QUOTED: dict[str, Quote] = {  # name -> a pattern of the work, one of shape and 
     "speed_limit_w4": (".*linear", f"{LAYER}1 ", lambda row: with_unit(row, row["limit"])),
     **{f"speed_linear_{m}": (".*linear", f"{LAYER}{m} ", ours) for m in (1, 16, 128)},
     **{f"speed_bf16_{m}": (".*linear", f"{LAYER}{m} ", theirs("bf16")) for m in (1, 16, 128)},
-    "speed_rollout": ("rollout", "0.6B.*bf16", ours),
-    "speed_generate": ("rollout", "0.6B.*bf16", theirs("generate")),
-    "speed_grpo": ("GRPO step$", "", lambda row: f"{row['ratio']:.1f}"),
+    "speed_rollout": ("rollout$", "0.6B", ours),
+    "speed_generate": ("rollout$", "0.6B", theirs("transformers generate")),
+    "speed_fake": ("rollout, fake", "0.6B", lambda row: f"{100 * row['ratio']:.0f} %"),
+    **{
+        f"speed_packed_{n}": ("rollout, packed", f"{n} prompts.*w4", lambda row: f"{row['ratio']:.1f}")
+        for n in (16, 64)
+    },
+    "speed_grpo": ("GRPO step$", "0.6B", lambda row: f"{row['ratio']:.1f}"),
     "speed_qat": ("QAT step", "fixed grids", lambda row: f"{row['ours'] / peer(row, 'plain'):.2f}"),
     "speed_kd": ("KD loss", ", ms$", ours),
     "speed_kd_memory": ("KD loss", ", GiB", ours),

@@ -11,15 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from helpers.report.figures import shown_once
-from helpers.report.speed import Row, bits_of, count_of, least
+from helpers.report.speed import SEQUENCES, Row, bits_of, count_of, least
 from helpers.report.style import DARK, LIGHT, Theme, themed
 
-PARTS = {
-    "rollout": 8,
-    "grading": 3,
-    "training": 4,
-    "other": 16,
-}  # of a GRPO step, with the bits whose colour each takes
+PARTS = (8, 3, 4, 16)  # bits whose colours the parts of a GRPO step take, one after another
 PEERS = ("o", "s", "^", "D")  # markers
 LINES = ("-", "--", "-.", ":")
 
@@ -69,8 +64,8 @@ def tokens(rows: Sequence[Row]) -> pd.DataFrame:
     """panel, line, bits, tokens_per_second, limit: decoding on the first device, where more than one width was measured."""
     found = []
     for row in (row for row in rows if row["device"] == rows[0]["device"]):
-        sequences = count_of(row, r"(\d+) sequence")
-        if row["unit"] != "tokens/s" or not sequences or "fake" in row["shape"]:
+        sequences = count_of(row, SEQUENCES)
+        if row["unit"] != "tokens/s" or not sequences or "fake" in row["work"]:
             continue
         model, many = row["shape"].partition(",")[0], f"{sequences} sequence{'s' * (sequences > 1)}"
         panel, line = (f"micro, {many}", model) if "micro" in row["work"] else (model, many)
@@ -108,7 +103,7 @@ def parts(rows: Sequence[Row]) -> pd.DataFrame:
     found = []
     for row in rows:
         part = row["work"].partition("GRPO step: ")[2]
-        if part in PARTS:
+        if part:
             for who, value in {"ours": row["ours"], **row["peers"]}.items():
                 found.append((f"{row['shape']}\n{row['device']}", who, part, value, row["unit"]))
     return pd.DataFrame(found, columns=["panel", "who", "part", "value", "unit"])
@@ -124,8 +119,8 @@ def step_by_part(found: pd.DataFrame, theme: Theme = LIGHT) -> Figure:
         own = found[found["panel"] == panel]
         bars = own.pivot_table(index="who", columns="part", values="value", sort=False).fillna(0.0)
         left = 0
-        for part in (part for part in PARTS if part in bars):
-            axis.barh(bars.index, bars[part], left=left, color=theme.bits[PARTS[part]], label=part, height=0.6)
+        for part, colour in zip(bars, PARTS, strict=False):
+            axis.barh(bars.index, bars[part], left=left, color=theme.bits[colour], label=part, height=0.6)
             left = left + bars[part]
         axis.set(xlabel=f"{own['unit'].iloc[0]} a step")
         axis.set_title(panel.replace("\n", ", "), fontsize=9)
