@@ -21,7 +21,7 @@ SMALL = {  # work -> arguments with which it takes a second or two on a CPU; gra
     "decode": {"sizes": ("xs",), "sequences": (2,), "tokens": 2},
     "qat": {"layers": 1, "length": 16},
     "kd": {"tokens": 50, "vocabulary": 40, "width": 8},
-    "gptq": {"texts": 8, "length": 16},
+    "gptq": {"texts": 16, "length": 32},
     "grpo": {"ref": "base-xs", "steps": 2, "rounds": 1},
 }
 
