@@ -26,7 +26,9 @@ LOADS = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|url\(\s*["']?https?:""",
     re.IGNORECASE,
 )
-NOISE = ("IProgress not found", "SyntaxWarning: invalid escape")  # of tqdm without widgets; of torchao's docstrings
+NOISE = (  # of tqdm without widgets, of torchao's docstrings, of bitsandbytes on a CPU
+    *("IProgress not found", "SyntaxWarning: invalid escape", "Failed to load CPU gemm_4bit_forward"),
+)
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
