@@ -70,21 +70,20 @@ def made(size: str, scheme: str) -> tuple[PreTrainedModel, str]:
     return model, scheme or precision
 
 
-def replies(model: PreTrainedModel, count: int, **settings: Any) -> list[sampling.Reply]:
+def asked(model: PreTrainedModel, count: int) -> partial:
+    """What samples replies to `count` problems, one each; it takes the other settings of `sampling.sample`."""
     problems = tasks.load("arithmetic", split="test", n=count, seed=0)
-    return sampling.sample(model, micro.build_tokenizer(), problems, **settings)
+    return partial(sampling.sample, model, micro.build_tokenizer(), problems)
 
 
 def tokens_per_second(model: PreTrainedModel, count: int, tokens: int, repeats: int) -> list[float]:
-    """Of `count` sequences at a time, for each repeat; one model after another, since an engine is kept for one only."""
-    work = partial(replies, model, count, temperature=1.0, max_new_tokens=tokens)
+    """Of `count` sequences at a time, for each repeat; one model after another, so that an engine is kept from one call to the next."""
+    work = partial(asked(model, count), temperature=1.0, max_new_tokens=tokens)
     return [count * tokens / seconds for seconds in measure.timed({"": work}, repeats)[""]]
 
 
 def differing(model: PreTrainedModel, count: int) -> float:
     """The share of the first greedy tokens that are not those of `generate`."""
-    ours, theirs = (
-        [i for r in replies(model, count, max_new_tokens=COMPARED, backend=name) for i in r.ids]
-        for name in ("auto", "hf")
-    )
+    sample = partial(asked(model, count), max_new_tokens=COMPARED)
+    ours, theirs = ([i for r in sample(backend=name) for i in r.ids] for name in ("auto", "hf"))
     return sum(a != b for a, b in zip(ours, theirs, strict=True)) / len(ours)
