@@ -23,7 +23,7 @@ COMPARED = 8  # greedy tokens of each text
 def rows(
     sizes: tuple[str, ...] = (), sequences: tuple[int, ...] = (1, 64), tokens: int = 0, repeats: int = 9
 ) -> list[dict[str, Any]]:
-    """One row a size, width and number of sequences; on a CPU the two small sizes and few tokens unless told otherwise.
+    """One row a size, number of sequences and width; on a CPU the two small sizes and few tokens unless told otherwise.
 
     The peer of a low-bit model is its own size in full precision. The error is the share of greedy tokens that differ from those
     of transformers' `generate`.
@@ -34,31 +34,34 @@ def rows(
     bandwidth = measure.bandwidth()
     found = []
     for size in sizes:
-        full: dict[int, list[float]] = {}  # tokens/s in full precision
-        for scheme in ("", *SCHEMES):
-            model, precision = made(size, scheme)
-            nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-            for count in sequences:
-                error = differing(model, count)
-                values = {precision: tokens_per_second(model, count, tokens, repeats)}
-                full.setdefault(count, values[precision])
+        contenders = dict(made(size, scheme) for scheme in ("", *SCHEMES))
+        full = next(iter(contenders))
+        for count in sequences:
+            errors = {name: differing(model, count) for name, model in contenders.items()}
+            work = {
+                name: asked(model, count, temperature=1.0, max_new_tokens=tokens) for name, model in contenders.items()
+            }
+            seconds = measure.timed(work, repeats)
+            speeds = {name: [count * tokens / s for s in taken] for name, taken in seconds.items()}
+            for name, model in contenders.items():
+                nbytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
                 found.append(
                     measure.row(
                         "decoding, micro models",
-                        f"{size}, {precision}, {count} sequence{'s' * (count > 1)}, {tokens} new tokens",
+                        f"{size}, {name}, {count} sequence{'s' * (count > 1)}, {tokens} new tokens",
                         "tokens/s",
-                        values | ({"full precision": full[count]} if scheme else {}),
-                        precision,
+                        {name: speeds[name]} | ({"full precision": speeds[full]} if name != full else {}),
+                        name,
                         better="higher",
                         limit=count * bandwidth / nbytes,
-                        error=error,
+                        error=errors[name],
                     )
                 )
     return found
 
 
-def made(size: str, scheme: str) -> tuple[PreTrainedModel, str]:
-    """A micro model that never ends a reply, and what its precision is called; an empty `scheme` is full precision."""
+def made(size: str, scheme: str) -> tuple[str, PreTrainedModel]:
+    """What its precision is called, and a micro model that never ends a reply; an empty `scheme` is full precision."""
     torch.manual_seed(0)
     model = micro.build(size, micro.build_tokenizer()).eval().to(models.device())
     model.generation_config.eos_token_id = None
@@ -67,23 +70,17 @@ def made(size: str, scheme: str) -> tuple[PreTrainedModel, str]:
         model, precision = model.to(torch.bfloat16), "bf16"
     if scheme:
         quant.quantize(model, "rtn", scheme)
-    return model, scheme or precision
+    return scheme or precision, model
 
 
-def asked(model: PreTrainedModel, count: int) -> partial:
-    """What samples replies to `count` problems, one each; it takes the other settings of `sampling.sample`."""
+def asked(model: PreTrainedModel, count: int, **settings: Any) -> partial:
+    """What samples a reply to each of `count` problems with these settings of `sampling.sample`, and any more that it is given."""
     problems = tasks.load("arithmetic", split="test", n=count, seed=0)
-    return partial(sampling.sample, model, micro.build_tokenizer(), problems)
-
-
-def tokens_per_second(model: PreTrainedModel, count: int, tokens: int, repeats: int) -> list[float]:
-    """Of `count` sequences at a time, for each repeat; one model after another, so that an engine is kept from one call to the next."""
-    work = partial(asked(model, count), temperature=1.0, max_new_tokens=tokens)
-    return [count * tokens / seconds for seconds in measure.timed({"": work}, repeats)[""]]
+    return partial(sampling.sample, model, micro.build_tokenizer(), problems, **settings)
 
 
 def differing(model: PreTrainedModel, count: int) -> float:
     """The share of the first greedy tokens that are not those of `generate`."""
-    sample = partial(asked(model, count), max_new_tokens=COMPARED)
+    sample = asked(model, count, max_new_tokens=COMPARED)
     ours, theirs = ([i for r in sample(backend=name) for i in r.ids] for name in ("auto", "hf"))
     return sum(a != b for a, b in zip(ours, theirs, strict=True)) / len(ours)
