@@ -1,6 +1,9 @@
 """The speed chapter: speed.json from published runs, its tables and numbers, its figures, and the Pareto panel of speed."""
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pandas as pd
@@ -101,6 +104,30 @@ def test_tables():
     assert "`c0ffeec0ff`" in speed.devices(rows)
     for made in (speed.measurements, speed.missed, speed.devices):
         assert made([]) == NOT_MEASURED
+
+
+@pytest.mark.slow
+def test_what_kernel_tests_ran_is_recorded_and_shown(tmp_path):
+    (tmp_path / "conftest.py").write_text((synthetic_runs.CHECKOUT / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text("def test_one(): pass\ndef test_two(): assert 0\n")
+    evidence = tmp_path / "kernel-tests.json"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    paths = os.pathsep.join([str(synthetic_runs.CHECKOUT / part) for part in ("src", "tests")])
+    environment = os.environ | {"LOWBIT_EVIDENCE": str(evidence), "PYTHONPATH": paths}
+    subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path)
+    assert json.loads(evidence.read_text())["files"] == {"test_it.py": {"passed": 1, "failed": 1}}
+    assert "| `test_it.py` | 1 | 1 | 0 | 0 |" in speed.tests(evidence)
+    assert speed.tests(tmp_path / "none").startswith("Not run")
 
 
 def test_numbers_of_the_prose():

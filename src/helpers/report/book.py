@@ -181,6 +181,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "speed-all": speed.measurements(measured),
         "speed-missed": speed.missed(measured),
         "speed-devices": speed.devices(measured),
+        "speed-tests": speed.tests(folder / "results" / "kernel-tests.json"),
         "sticky": during.sticky(results),
         "verdicts": verdicts.verdict_page(findings.paper_1(df, results), in_csv),
         "findings": verdicts.verdict_page(findings.paper_2(results), in_csv),

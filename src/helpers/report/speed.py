@@ -115,6 +115,22 @@ def devices(rows: Sequence[Row]) -> str:
     return table(["device", "rows", "versions", "commit"], lines) if lines else NOT_MEASURED
 
 
+def tests(path: Path) -> str:
+    """One line a file of kernel tests: how many passed, on which device."""
+    if not path.is_file():
+        return "Not run on a GPU yet.\n"
+    found = json.loads(path.read_text())
+    outcomes = ("passed", "failed", "error", "skipped")
+    lines = [
+        [f"`{file}`", *(counts.get(outcome, 0) for outcome in outcomes)] for file, counts in found["files"].items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return (
+        table(["tests", *outcomes], lines)
+        + f"\nOn {found['device']}, with {versions}, commit `{found['commit'][:10]}`.\n"
+    )
+
+
 def number(value: float) -> str:
     """20,613; 16.4; 0.00213"""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
