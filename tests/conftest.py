@@ -6,25 +6,30 @@
 import os
 import shutil
 from collections import Counter
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from helpers import project, records
+from helpers import project, records, runs
 from machinery import BASE, EVAL, PARETO, write_notebook
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
     if not (path := os.environ.get("LOWBIT_EVIDENCE")):
         return
-    from helpers import models
-    from helpers.bench import measure
+    import torch
 
     files: dict[str, Counter] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
             files.setdefault(report.nodeid.partition("::")[0], Counter())[outcome] += 1
-    where = {"device": models.device_name(), "versions": measure.installed(), "commit": project.commit()[0]}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    versions = runs.versions()
+    with suppress(metadata.PackageNotFoundError):
+        versions["triton"] = metadata.version("triton")
+    where = {"device": device, "versions": versions, "commit": project.commit()[0]}
     records.write_json(Path(path), where | {"files": files})
 
 
