@@ -37,12 +37,12 @@ def rows() -> list[dict]:
     found = [linear(m, bits, 4 * bits + m / 4, 17.0 if bits == 4 else None) for m in (1, 16) for bits in (4, 2)]
     rollout = {"unit": "tokens/s", "better": "higher", "limit": 2e5}
     found += [
-        row("rollout", "Qwen3-0.6B shape, 64 prompts of 64 tokens, 128 new", ours=20_613.0, target=20_000.0,
+        row("rollout", "Qwen3-0.6B shape, bf16, 64 sequences, 128 new tokens", ours=20_613.0, target=20_000.0,
             peers={"transformers generate": 868.0}, **rollout),
-        row("rollout, fake-quantized", "Qwen3-0.6B shape, 64 prompts of 64 tokens, 128 new, w4g128", ours=20_000.0,
-            peers={"bfloat16": 20_613.0}, ratio=0.97, **rollout),
-        row("rollout", "Qwen3-8B shape, 64 prompts of 64 tokens, 64 new, bfloat16", ours=4_000.0, **rollout),
-        row("rollout, packed", "Qwen3-8B shape, 64 prompts of 64 tokens, 64 new, w4g128", ours=9_000.0, ratio=2.25, **rollout),
+        row("rollout, fake-quantized", "Qwen3-0.6B shape, w4g128 fake-quantized, 64 sequences, 128 new tokens", ours=20_000.0,
+            peers={"bf16": 20_613.0}, ratio=0.97, **rollout),
+        row("rollout", "Qwen3-8B shape, bf16, 64 sequences, 128 new tokens", ours=4_000.0, **rollout),
+        row("rollout, packed", "Qwen3-8B shape, w4g128, 64 sequences, 128 new tokens", ours=9_000.0, ratio=2.25, **rollout),
         row("QAT step", "8 x 1024 tokens, w4g128, fixed grids", "ms", 160.0, target=164.0, peers={"plain": 156.0}),
         row("GRPO step", "Qwen3-0.6B shape, 8 prompts of 8 replies", "s", 2.0, peers={"TRL with generate": 10.0}, ratio=5.0),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from helpers.report.pages import NOT_MEASURED, table
 
 STAGE = "speed"
 UNKNOWN = "*not measured yet*"
-SEQUENCES = r"(\d+) (?:sequence|prompt)"
+SEQUENCES = r"(\d+) sequence"
 Row = dict[str, Any]
 Quote = tuple[str, str, Callable[[Row], str]]
 
@@ -191,7 +191,7 @@ QUOTED: dict[str, Quote] = {  # name -> a pattern of the work, one of shape and 
     "speed_generate": ("rollout$", "0.6B", theirs("transformers generate")),
     "speed_fake": ("rollout, fake", "0.6B", lambda row: f"{100 * row['ratio']:.0f} %"),
     **{
-        f"speed_packed_{n}": ("rollout, packed", f"{n} prompts.*w4", lambda row: f"{row['ratio']:.1f}")
+        f"speed_packed_{n}": ("rollout, packed", f"w4g128, {n} sequences", lambda row: f"{row['ratio']:.1f}")
         for n in (16, 64)
     },
     "speed_grpo": ("GRPO step$", "0.6B", lambda row: f"{row['ratio']:.1f}"),
