@@ -195,7 +195,9 @@ QUOTED: dict[str, Quote] = {  # name -> a pattern of the work, one of shape and 
         for n in (16, 64)
     },
     "speed_grpo": ("GRPO step$", "0.6B", lambda row: f"{row['ratio']:.1f}"),
-    "speed_qat": ("QAT step", "fixed grids", lambda row: f"{row['ours'] / peer(row, 'plain'):.2f}"),
+    "speed_qat": ("QAT step", "fixed grids", lambda row: f"{row['ours'] / peer(row, 'bf16'):.2f}"),
+    "speed_gptq": ("GPTQ$", "28 layers", ours),
+    "speed_gptqmodel": ("GPTQ$", "28 layers", theirs("gptqmodel")),
     "speed_kd": ("KD loss", ", ms$", ours),
     "speed_kd_memory": ("KD loss", ", GiB", ours),
     "speed_plain_kd": ("KD loss", ", ms$", theirs(PLAIN)),
