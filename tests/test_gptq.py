@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.quant import Scheme, SchemeError, round_to_nearest
+from helpers.quant import gptq as module
 from helpers.quant.awq import output_error
-from helpers.quant.gptq import gptq
+from helpers.quant.gptq import prepared
 from helpers.quant.grid import encode, find_grids, per_weight
 
 
@@ -17,6 +18,12 @@ def inputs(columns, tokens=2000, seed=0):
     mix = torch.randn(columns, columns, generator=generator) / columns**0.5
     sizes = torch.logspace(-1, 1, columns)[torch.randperm(columns, generator=generator)]
     return torch.randn(tokens, columns, generator=generator) @ (torch.eye(columns) + mix) * sizes
+
+
+def gptq(weight, h, scheme, clip=True, act_order=True, damping=0.01):
+    """(codes and grids, damping that it took)."""
+    seen = prepared(h, act_order, damping)
+    return module.gptq(weight, seen, scheme, clip), seen.damping
 
 
 def hessian(x):
