@@ -4,6 +4,8 @@ For column j of the block, with codes from `lowest` to `highest` and the scale s
 
     q = clip(round(w_j / s) + z, lowest, highest),    e_j = (w_j - s (q - z)) / U_jj,    w_k <- w_k - e_j U_jk  for k > j
 
+(e_j is made by multiplying with 1 / U_jj: the division is done once for all rows.)
+
 Every row goes its own way, so a kernel holds a few rows of the block in registers for the whole loop: weights are read once,
 codes and errors written once. Plain PyTorch reads and writes them at every column, by ten kernels each time. The kernel does the
 same operations in the same order, each rounded by itself, so its codes are the reference's. Source: Frantar et al., GPTQ
@@ -47,10 +49,11 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `compensate` gives, in plain PyTorch."""
     codes, errors = torch.empty_like(w), torch.empty_like(w)
+    inverse = 1 / upper.diagonal()
     for j, g in enumerate(group.tolist()):
         s, z = scale[:, g].float(), zero[:, g].float()
         codes[:, j] = (torch.round(w[:, j] / s) + z).clamp(lowest, highest)
-        error = (w[:, j] - s * (codes[:, j] - z)) / upper[j, j]
+        error = (w[:, j] - s * (codes[:, j] - z)) * inverse[j]
         w[:, j:] -= error[:, None] * upper[j, j:]
         errors[:, j] = error
     return codes.to(torch.uint8), errors

@@ -132,41 +132,37 @@ class Stream:
     def next_moments(self, block: nn.Module, layers: dict[str, nn.Module]) -> tuple[list[str], Moments]:
         """Those of `layers` that `block` uses first, all reading one tensor, and the moments of it.
 
-        The texts go no further into the block than that, so what a part of it (the attention, say) gives before is as it will be
-        when the block is done: it is kept until then.
+        The texts go no further into the block than that, so what its parts (the attention, say) give before is as it will be when
+        the block is done: it is kept until then.
         """
         names: list[str] = []
-        read: list[torch.Tensor] = []
         found: dict[str, Moments] = {}
 
-        def first(name: str, x: torch.Tensor) -> None:
-            if read and x is not read[0]:
+        def collect(name: str, x: torch.Tensor) -> None:
+            if not read:
+                moments = found.setdefault(name, Moments.zeros(x.shape[-1], x.device))
+                moments.add(x.flatten(0, -2)[self.tokens[index]])
+                read.append(x)
+            elif x is not read[0]:
                 raise FarEnough
-            read.append(x)
+            if index:  # only the first batch goes on to see who else reads this
+                raise FarEnough
             names.append(name)
 
-        def collect(name: str, x: torch.Tensor, index: int) -> None:
-            moments = found.setdefault(name, Moments.zeros(x.shape[-1], x.device))
-            moments.add(x.flatten(0, -2)[self.tokens[index]])
-            raise FarEnough
+        def keep(part: nn.Module, args: tuple, output: Any) -> None:
+            if not read:
+                self.kept.setdefault(index, {})[part] = output
 
-        with suppress(FarEnough), reading(layers, first):
-            self.call(block, 0)
-        read.clear()
-        layer = {names[0]: layers[names[0]]}
-        for index in range(len(self.hidden)):
-            kept = self.kept.setdefault(index, {})
-            hooks = [
-                part.register_forward_hook(lambda part, args, output, kept=kept: kept.update({part: output}))
-                for part in block.children()
-                if any(part.children())  # a norm is as soon computed again
-            ]
-            try:
-                with suppress(FarEnough), reading(layer, lambda name, x, index=index: collect(name, x, index)):
+        parts = [part for part in block.children() if any(part.children())]  # a norm is as soon computed again
+        hooks = [part.register_forward_hook(keep) for part in parts]
+        try:
+            for index in range(len(self.hidden)):
+                read: list[torch.Tensor] = []
+                with suppress(FarEnough), reading(layers, collect):
                     self.call(block, index)
-            finally:
-                for hook in hooks:
-                    hook.remove()
+        finally:
+            for hook in hooks:
+                hook.remove()
         refuse_overflow(found)
         return names, found[names[0]]
 

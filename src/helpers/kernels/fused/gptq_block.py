@@ -33,12 +33,12 @@ def _block(
         g = tl.load(group_ptr + j + 1, j + 1 < columns, 0)
         next_s = tl.load(scale_ptr + row * scale_row + g, here, 1.0).to(tl.float32)
         next_z = tl.load(zero_ptr + row * zero_row + g, here, 0).to(tl.float32)
-        u_j = tl.load(upper_ptr + j * (upper_row + upper_column))
+        inverse = tl.div_rn(1.0, tl.load(upper_ptr + j * (upper_row + upper_column)))
         u = tl.load(upper_ptr + j * upper_row + column * upper_column, column < columns, 0.0)
         w_j = tl.sum(tl.where(column == j, w, 0.0), 1, keep_dims=True)
         steps = tl.minimum(tl.maximum(tl.div_rn(w_j, s), -FAR), FAR)
         code = tl.minimum(tl.maximum((steps + SHIFT - SHIFT) + z, lowest), highest)
-        error = tl.div_rn(w_j - s * (code - z), u_j)
+        error = (w_j - s * (code - z)) * inverse
         w = tl.where(column == j, error, w - error * u)
         codes = tl.where(column == j, code, codes)
         s, z = next_s, next_z

@@ -1,0 +1,198 @@
+"""`lowbit bench gptq`: GPTQ of a whole model, all in: calibration, Hessians, factors, rounding, packing.
+
+On a GPU the model has Qwen3-0.6B's shape and random bfloat16 weights, and the texts are random tokens: what is measured is speed,
+and that no contender rounds worse. Every contender calibrates on the same texts. Ours is given a quarter more, since it holds a
+fifth back to report each layer's error on, in the time measured. The error of a contender is the mean over layers of
+|(W' - W) x| / |W x| for inputs x of the full-precision model on these texts.
+
+The peer is gptqmodel where it can be imported, at the same settings (asymmetric, groups fixed beforehand, columns by falling
+activations, damping 0.01, no search of ranges) and with what is fastest there: 16 texts a batch, packing on the GPU.
+"""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+
+from helpers import models
+from helpers.bench import measure
+from helpers.kernels import gptq_block, unpack
+from helpers.quant import Scheme, calibration, layers, quantize
+from helpers.quant.awq import output_error
+
+OF_GPTQMODEL = 0.5  # of its time is the target
+QWEN3 = Qwen3Config(
+    vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+    num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
+)  # fmt: skip
+Texts = list[list[int]]
+
+
+def rows(
+    config: Qwen3Config | None = None, texts: int | None = None, length: int | None = None, repeats: int = 1
+) -> list[dict[str, Any]]:
+    """GPTQ at w4g128, calibrated on `texts` texts of `length` tokens: seconds and output errors of each contender.
+
+    On a GPU the model is of `config`, Qwen3-0.6B's if not given, and 128 texts have 2,048 tokens; elsewhere it is the micro model
+    base-s, and 32 have 64. Without a target where gptqmodel is not installed.
+    """
+    device = models.seed_everything(0)
+    on_gpu = device.type == "cuda"
+    texts, length = texts or (128 if on_gpu else 32), length or (2_048 if on_gpu else 64)
+    model, tokenizer = (
+        (random_model(config or QWEN3, device), models.build_tokenizer()) if on_gpu else models.load("base-s")
+    )
+    ids = torch.randint(10, model.config.vocab_size, (texts + texts // 4, length)).tolist()
+    scheme = Scheme(4, "group", 128)
+
+    contenders: dict[str, Callable[[PreTrainedModel], Any]] = {
+        "ours": lambda copied: quantize(copied, "gptq", scheme, ids, clip=False),
+        "ours with the clip search": lambda copied: quantize(copied, "gptq", scheme, ids),
+    }
+    seconds, errors = {}, {}
+    judge = Judge(model, calibration.split(ids)[1])
+    for name, work in contenders.items():
+        seconds[name], quantized = measured(work, model, repeats)
+        errors[name] = judge.error({n: m.dequantize() for n, m in layers.linear_layers(quantized).items()})
+    peers = {}
+    if on_gpu and find_spec("gptqmodel"):
+        peers["gptqmodel"], weights = gptqmodel(model, tokenizer, calibration.split(ids)[0])
+        errors["gptqmodel"] = judge.error(weights)
+    goal = median(peers["gptqmodel"]) * OF_GPTQMODEL if peers else None
+    shape = f"{model.config.num_hidden_layers} layers of width {model.config.hidden_size:,}, {texts} x {length:,} tokens, {scheme}"
+    made = [
+        measure.row(
+            f"GPTQ{name.removeprefix('ours')}",
+            shape,
+            "s",
+            {name: seconds[name]} | peers,
+            name,
+            target=goal,
+            error=errors[name],
+        )
+        for name in contenders
+    ]
+    if peers:
+        values = {name: [errors[name]] for name in ("ours", "gptqmodel")}
+        made.append(
+            measure.row("GPTQ output error", shape, "of the output", values, "ours", target=errors["gptqmodel"])
+        )
+    return [*made, update(device, repeats)]
+
+
+def update(device: torch.device, repeats: int, rows: int = 4_096) -> dict[str, Any]:
+    """One block of 128 columns: the kernel, where there is one, against the loop over columns."""
+    w, other = torch.randn(2, rows, 128, device=device)
+    upper = torch.linalg.cholesky(other.T @ other / rows + torch.eye(128, device=device), upper=True)
+    group = torch.zeros(128, dtype=torch.long, device=device)
+    grids = torch.full((rows, 1), 0.3, device=device).half(), torch.full((rows, 1), 8, device=device).to(torch.uint8)
+
+    def work(function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return function(w.clone(), *grids, group, upper, 0, 15)
+
+    (codes, errors), (theirs, reference) = work(gptq_block.compensate), work(gptq_block.reference)
+    off = float((codes != theirs).float().mean()) + float((errors - reference).norm() / reference.norm())
+    seconds = measure.timed(
+        {"ours": lambda: work(gptq_block.compensate), "plain PyTorch loop": lambda: work(gptq_block.reference)}, repeats
+    )
+    moved = 3 * w.nbytes + codes.nbytes + errors.nbytes  # the copy of w reads and writes as well
+    return measure.row(
+        "GPTQ block update", f"{rows:,} rows x 128 columns", "us", {n: [1e6 * x for x in v] for n, v in seconds.items()}, "ours",
+        limit=1e6 * moved / measure.bandwidth(), error=off,
+    )  # fmt: skip
+
+
+def random_model(config: Qwen3Config, device: torch.device) -> PreTrainedModel:
+    """A model of random bfloat16 weights."""
+    with device:
+        return Qwen3ForCausalLM(config).bfloat16().eval()
+
+
+def measured(
+    work: Callable[[PreTrainedModel], Any], model: PreTrainedModel, repeats: int
+) -> tuple[list[float], PreTrainedModel]:
+    """(seconds of `work` on a copy of `model`, `repeats` times after once that does not count; the last copy)."""
+    found = []
+    for _ in range(repeats + 1):
+        copied = copy.deepcopy(model)
+        synchronize()
+        start = perf_counter()
+        work(copied)
+        synchronize()
+        found.append(perf_counter() - start)
+    return found[1:], copied
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class Judge:
+    """What each layer of the full-precision model reads on held-out texts, and the weights that are right."""
+
+    def __init__(self, model: PreTrainedModel, held_out: Texts) -> None:
+        self.weights = {name: layer.weight for name, layer in layers.linear_layers(model).items()}
+        self.second: dict[str, torch.Tensor] = {}
+        stream = calibration.Stream(model, held_out)
+        for prefix, block in calibration.decoder_blocks(model):
+            own: dict[str, nn.Module] = {
+                name: model.get_submodule(name) for name in self.weights if name.startswith(f"{prefix}.")
+            }
+            self.second |= {name: m.second for name, m in stream.moments(block, own, onward=True).items()}
+
+    def error(self, weights: dict[str, torch.Tensor]) -> float:
+        """The mean over layers of the relative output error of other `weights`."""
+        found = []
+        for name, right in self.weights.items():
+            right = right.detach().float()
+            off, all_of_it = (output_error(w, self.second[name]) for w in (weights[name].to(right) - right, right))
+            found.append((off / all_of_it) ** 0.5)
+        return sum(found) / len(found)
+
+
+def gptqmodel(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Texts
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """(seconds of the package's `quantize`, the weights that its layers stand for), after two small layers that warm it up."""
+    small = copy.deepcopy(model.config)
+    small.num_hidden_layers = 1
+    by_gptqmodel(random_model(small, model.device), tokenizer, texts[:16])
+    return by_gptqmodel(model, tokenizer, texts)
+
+
+def by_gptqmodel(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Texts
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    from gptqmodel import GPTQModel, QuantizeConfig
+
+    config = QuantizeConfig(
+        bits=4, group_size=128, sym=False, desc_act=True, static_groups=True, act_group_aware=False, damp_percent=0.01,
+        format="gptq_v2", device=model.device.type, pack_impl="gpu", offload_to_disk=False,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        wrapped = GPTQModel.load(folder, config, dtype=model.dtype)
+        examples = [{"input_ids": [ids], "attention_mask": [[1] * len(ids)]} for ids in texts]
+        synchronize()
+        start = perf_counter()
+        wrapped.quantize(examples, batch_size=calibration.BATCH, calibration_data_min_length=1)
+        synchronize()
+        seconds = perf_counter() - start
+    return [seconds], {name: of_gptqmodel(m) for name, m in wrapped.model.named_modules() if hasattr(m, "qweight")}
+
+
+def of_gptqmodel(layer: nn.Module) -> torch.Tensor:
+    """The float32 weight `(rows, columns)` of one of its packed layers (its second format: zero points as they are)."""
+    columns, group = len(layer.g_idx), layer.g_idx.long()
+    codes = unpack(layer.qweight.T.contiguous(), 4, columns).float()
+    zero = unpack(layer.qzeros.contiguous(), 4, layer.scales.shape[1]).float().T
+    return layer.scales.float().T[:, group] * (codes - zero[:, group])
