@@ -90,7 +90,7 @@ def rows(
 def update(device: torch.device, repeats: int, rows: int = 4_096) -> dict[str, Any]:
     """One block of 128 columns: the kernel, where there is one, against the loop over columns."""
     w, other = torch.randn(2, rows, 128, device=device)
-    upper = torch.linalg.cholesky(other.T @ other / rows + torch.eye(128, device=device), upper=True)
+    upper = torch.linalg.cholesky(other.T @ other / rows + torch.eye(128, device=device)).T.contiguous()
     group = torch.zeros(128, dtype=torch.long, device=device)
     grids = torch.full((rows, 1), 0.3, device=device).half(), torch.full((rows, 1), 8, device=device).to(torch.uint8)
 

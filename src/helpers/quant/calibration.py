@@ -1,14 +1,15 @@
 """Calibration: what the layers of a model see when it reads text.
 
 Texts go through the decoder one block at a time, so only one block's inputs are held. A block may be quantized before the texts
-go on through it: the next block then sees what it will see in use, the outputs of the quantized ones before it. Of a layer's
-inputs x two sums are kept, over tokens and not over padding:
+go on through it: the next block then sees what it will see in use, the outputs of the quantized ones before it. Inside a block it
+is the same: each group of layers that read one tensor is quantized before the texts go on to the next group. Of a layer's inputs
+x two sums are kept, over tokens and not over padding:
 
     H = mean of x x^T  (columns, columns)        m = mean of |x|  (columns,)
 
 Texts are padded on the right; attention is causal, so no token ever sees padding. What a block is called with beside the hidden
-states (a mask, the rotations of its positions) is noted in one pass of the whole model, since blocks may differ in it. Sources:
-GPTQ (2210.17323), AWQ (2306.00978).
+states (a mask, the rotations of its positions) is noted while the model is called once with each batch, all its blocks but the
+first handing on what they get: blocks may differ in it. Sources: GPTQ (2210.17323), AWQ (2306.00978).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -121,7 +121,7 @@ def inverse_factor(hessian: torch.Tensor, damping: float) -> tuple[torch.Tensor,
         lower, failed = torch.linalg.cholesky_ex(hessian.flip(0, 1))
         if not failed:
             identity = torch.eye(len(hessian), device=hessian.device)
-            upper = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True).triu()
+            upper = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True).triu().contiguous()
             if torch.isfinite(upper).all():
                 return upper, damping
         damping = max(10 * damping, 1e-4)
