@@ -12,6 +12,7 @@ activations, damping 0.01, no search of ranges) and with what is fastest there: 
 import copy
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
@@ -19,71 +20,63 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from helpers import models
 from helpers.bench import measure
 from helpers.kernels import gptq_block, unpack
-from helpers.quant import Scheme, calibration, layers, quantize
+from helpers.quant import Scheme, calibration, quantize
 from helpers.quant.awq import output_error
+from helpers.quant.layers import linear_layers
 
 OF_GPTQMODEL = 0.5  # of its time is the target
-QWEN3 = Qwen3Config(
-    vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-    num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
-)  # fmt: skip
+SCHEME = Scheme(4, "group", 128)
+MOST = 3  # repeats
 Texts = list[list[int]]
+Found = tuple[float, dict[str, torch.Tensor]]  # seconds, the float32 weights that the layers stand for
 
 
 def rows(
-    config: Qwen3Config | None = None, texts: int | None = None, length: int | None = None, repeats: int = 1
+    layers: int = 28, texts: int | None = None, length: int | None = None, repeats: int = 1
 ) -> list[dict[str, Any]]:
     """GPTQ at w4g128, calibrated on `texts` texts of `length` tokens: seconds and output errors of each contender.
 
-    On a GPU the model is of `config`, Qwen3-0.6B's if not given, and 128 texts have 2,048 tokens; elsewhere it is the micro model
-    base-s, and 32 have 64. Without a target where gptqmodel is not installed.
+    On a GPU the model has `layers` of Qwen3-0.6B's, and 128 texts have 2,048 tokens; elsewhere it is the micro model base-s, and 32
+    have 64. Without a target where gptqmodel is not installed, which runs once; ours at most `MOST` times.
     """
     device = models.seed_everything(0)
     on_gpu = device.type == "cuda"
     texts, length = texts or (128 if on_gpu else 32), length or (2_048 if on_gpu else 64)
-    model, tokenizer = (
-        (random_model(config or QWEN3, device), models.build_tokenizer()) if on_gpu else models.load("base-s")
-    )
+    model = random_model(layers, device) if on_gpu else models.load("base-s")[0]
     ids = torch.randint(10, model.config.vocab_size, (texts + texts // 4, length)).tolist()
-    scheme = Scheme(4, "group", 128)
-
-    contenders: dict[str, Callable[[PreTrainedModel], Any]] = {
-        "ours": lambda copied: quantize(copied, "gptq", scheme, ids, clip=False),
-        "ours with the clip search": lambda copied: quantize(copied, "gptq", scheme, ids),
+    contenders: dict[str, Callable[[PreTrainedModel, Texts], Found]] = {
+        "ours": partial(by_us, clip=False),
+        "ours with the clip search": partial(by_us, clip=True),
     }
+    if on_gpu and find_spec("gptqmodel"):
+        contenders["gptqmodel"] = by_gptqmodel
     seconds, errors = {}, {}
     judge = Judge(model, calibration.split(ids)[1])
     for name, work in contenders.items():
-        seconds[name], quantized = measured(work, model, repeats)
-        errors[name] = judge.error({n: m.dequantize() for n, m in layers.linear_layers(quantized).items()})
-    peers = {}
-    if on_gpu and find_spec("gptqmodel"):
-        peers["gptqmodel"], weights = gptqmodel(model, tokenizer, calibration.split(ids)[0])
-        errors["gptqmodel"] = judge.error(weights)
-    goal = median(peers["gptqmodel"]) * OF_GPTQMODEL if peers else None
-    shape = f"{model.config.num_hidden_layers} layers of width {model.config.hidden_size:,}, {texts} x {length:,} tokens, {scheme}"
+        if on_gpu:
+            work(random_model(1, device), ids[:20])  # compiles
+        found = [work(model, ids) for _ in range(1 if name == "gptqmodel" else min(repeats, MOST))]
+        seconds[name], errors[name] = [taken for taken, _ in found], judge.error(found[-1][1])
+
+    shape = f"{model.config.num_hidden_layers} layers of width {model.config.hidden_size:,}, {texts} x {length:,} tokens, {SCHEME}"
+    theirs = {name: seconds[name] for name in contenders if name == "gptqmodel"}
+    goal = OF_GPTQMODEL * median(theirs["gptqmodel"]) if theirs else None
     made = [
         measure.row(
-            f"GPTQ{name.removeprefix('ours')}",
-            shape,
-            "s",
-            {name: seconds[name]} | peers,
-            name,
-            target=goal,
-            error=errors[name],
+            f"GPTQ{name.removeprefix('ours')}", shape, "s", {name: seconds[name]} | theirs, name,
+            target=goal, error=errors[name],
         )
-        for name in contenders
-    ]
-    if peers:
+        for name in contenders if name not in theirs
+    ]  # fmt: skip
+    if theirs:
         values = {name: [errors[name]] for name in ("ours", "gptqmodel")}
-        made.append(
-            measure.row("GPTQ output error", shape, "of the output", values, "ours", target=errors["gptqmodel"])
-        )
+        goal = errors["gptqmodel"]
+        made.append(measure.row("GPTQ output error", shape, "of the output", values, "ours", target=goal))
     return [*made, update(device, repeats)]
 
 
@@ -109,37 +102,21 @@ def update(device: torch.device, repeats: int, rows: int = 4_096) -> dict[str, A
     )  # fmt: skip
 
 
-def random_model(config: Qwen3Config, device: torch.device) -> PreTrainedModel:
-    """A model of random bfloat16 weights."""
+def random_model(layers: int, device: torch.device) -> PreTrainedModel:
+    """`layers` of Qwen3-0.6B's, of random bfloat16 weights."""
+    config = Qwen3Config(
+        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
+    )  # fmt: skip
     with device:
         return Qwen3ForCausalLM(config).bfloat16().eval()
-
-
-def measured(
-    work: Callable[[PreTrainedModel], Any], model: PreTrainedModel, repeats: int
-) -> tuple[list[float], PreTrainedModel]:
-    """(seconds of `work` on a copy of `model`, `repeats` times after once that does not count; the last copy)."""
-    found = []
-    for _ in range(repeats + 1):
-        copied = copy.deepcopy(model)
-        synchronize()
-        start = perf_counter()
-        work(copied)
-        synchronize()
-        found.append(perf_counter() - start)
-    return found[1:], copied
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 class Judge:
     """What each layer of the full-precision model reads on held-out texts, and the weights that are right."""
 
     def __init__(self, model: PreTrainedModel, held_out: Texts) -> None:
-        self.weights = {name: layer.weight for name, layer in layers.linear_layers(model).items()}
+        self.weights = {name: layer.weight for name, layer in linear_layers(model).items()}
         self.second: dict[str, torch.Tensor] = {}
         stream = calibration.Stream(model, held_out)
         for prefix, block in calibration.decoder_blocks(model):
@@ -158,19 +135,15 @@ class Judge:
         return sum(found) / len(found)
 
 
-def gptqmodel(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Texts
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """(seconds of the package's `quantize`, the weights that its layers stand for), after two small layers that warm it up."""
-    small = copy.deepcopy(model.config)
-    small.num_hidden_layers = 1
-    by_gptqmodel(random_model(small, model.device), tokenizer, texts[:16])
-    return by_gptqmodel(model, tokenizer, texts)
+def by_us(model: PreTrainedModel, texts: Texts, clip: bool) -> Found:
+    """Ours, on a copy of `model`."""
+    copied = copy.deepcopy(model)
+    seconds = timed(lambda: quantize(copied, "gptq", SCHEME, texts, clip=clip))
+    return seconds, {name: layer.dequantize() for name, layer in linear_layers(copied).items()}
 
 
-def by_gptqmodel(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Texts
-) -> tuple[list[float], dict[str, torch.Tensor]]:
+def by_gptqmodel(model: PreTrainedModel, texts: Texts) -> Found:
+    """The package's, which reads the model from files; it gets the texts that ours calibrates on."""
     from gptqmodel import GPTQModel, QuantizeConfig
 
     config = QuantizeConfig(
@@ -179,15 +152,21 @@ def by_gptqmodel(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        models.build_tokenizer().save_pretrained(folder)  # it wants one, for its padding
         wrapped = GPTQModel.load(folder, config, dtype=model.dtype)
-        examples = [{"input_ids": [ids], "attention_mask": [[1] * len(ids)]} for ids in texts]
-        synchronize()
-        start = perf_counter()
-        wrapped.quantize(examples, batch_size=calibration.BATCH, calibration_data_min_length=1)
-        synchronize()
-        seconds = perf_counter() - start
-    return [seconds], {name: of_gptqmodel(m) for name, m in wrapped.model.named_modules() if hasattr(m, "qweight")}
+        examples = [{"input_ids": [ids], "attention_mask": [[1] * len(ids)]} for ids in calibration.split(texts)[0]]
+        seconds = timed(lambda: wrapped.quantize(examples, batch_size=calibration.BATCH, calibration_data_min_length=1))
+    return seconds, {n: of_gptqmodel(m) for n, m in wrapped.model.named_modules() if hasattr(m, "qweight")}
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds of one call, host and device."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    start = perf_counter()
+    work()
+    wait()
+    return perf_counter() - start
 
 
 def of_gptqmodel(layer: nn.Module) -> torch.Tensor:
