@@ -1,9 +1,16 @@
 """A throw-away project to run things in."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+
+if (
+    not torch.cuda.is_available()
+):  # said before anything imports Triton, whose own functions are made for one way or the other
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from helpers import project
 from machinery import BASE, EVAL, PARETO, write_notebook
