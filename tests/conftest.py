@@ -1,8 +1,11 @@
 """A throw-away project to run things in, and a record of the tests that ran.
 
+<<<<<<< HEAD
 `LOWBIT_EVIDENCE=book/results/kernel-tests.json pytest tests/test_fused_*.py` writes how many tests of each file passed, and where.
 """
 
+=======
+>>>>>>> wip-gptq
 import os
 import shutil
 from collections import Counter
@@ -11,6 +14,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
+
+if (
+    not torch.cuda.is_available()
+):  # said before anything imports Triton, whose own functions are made for one way or the other
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from helpers import project, records, runs
 from machinery import BASE, EVAL, PARETO, write_notebook

@@ -59,6 +59,33 @@ def test_layers_that_read_one_tensor_share_their_moments_in_order_of_use(model, 
     assert sorted(first_of_each, key=list(moments).index) == first_of_each
 
 
+def test_a_block_is_read_group_by_group_and_each_part_computed_once_it_is_final(model, texts):
+    prefix, block = decoder_blocks(model)[0]
+    layers = {n.removeprefix(f"{prefix}."): m for n, m in linear_layers(model).items() if n.startswith(f"{prefix}.")}
+    stream, plain = Stream(model, texts), Stream(model, texts)
+    expected = plain.moments(block, layers, onward=True)
+    computed = []
+    hook = block.self_attn.o_proj.register_forward_hook(lambda *_: computed.append(1))
+    left, groups = dict(layers), []
+    while left:
+        names, moments = stream.next_moments(block, left)
+        groups.append([name.split(".")[1] for name in names])
+        for name in names:
+            del left[name]
+            torch.testing.assert_close(moments.second, expected[name].second)
+            torch.testing.assert_close(moments.magnitude, expected[name].magnitude)
+            assert moments.tokens == sum(map(len, texts))
+    stream.go_through(block)
+    hook.remove()
+    assert groups == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+    assert (
+        len(computed) == len(stream.hidden) + 1
+    )  # and once in the first batch, to see who else reads what o_proj does
+    assert not any(stream.kept.values())
+    for found, right in zip(stream.hidden, plain.hidden, strict=True):
+        torch.testing.assert_close(found, right)
+
+
 def test_the_hidden_states_are_the_model_s_own(model, texts):
     stream = Stream(model, texts)
     for _, block in decoder_blocks(model):
@@ -97,9 +124,9 @@ def test_a_failed_start_leaves_no_hook_behind(model):
     assert not decoder_blocks(model)[0][1]._forward_pre_hooks
 
 
-@pytest.mark.parametrize("kind", ["Gemma2", "Gemma3", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Gemma2", "Gemma3", "Qwen3", "GPTNeoXJapanese"])
 def test_blocks_that_are_called_differently(kind):
-    """A window in some blocks, other rotations in others: each block gets what the model gives it."""
+    """A window in some blocks, other rotations in others, outputs in a tuple: each block gets what the model gives it."""
     torch.manual_seed(0)
     small = dict(
         vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
@@ -116,7 +143,10 @@ def test_blocks_that_are_called_differently(kind):
     ids = sorted(texts, key=len)[-1]
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        last = model.get_decoder().norm(stream.hidden[0][-1, : len(ids)])
+        decoder = model.get_decoder()
+        last = (decoder.norm if hasattr(decoder, "norm") else decoder.final_layer_norm)(
+            stream.hidden[0][-1, : len(ids)]
+        )
     torch.testing.assert_close(last, states[-1][0], rtol=1e-3, atol=1e-4)
 
 

@@ -5,9 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.bench import gptq as bench
+from helpers.kernels import pack
 from helpers.quant import Scheme, SchemeError, round_to_nearest
+from helpers.quant import gptq as module
 from helpers.quant.awq import output_error
-from helpers.quant.gptq import gptq
+from helpers.quant.gptq import prepared
 from helpers.quant.grid import encode, find_grids, per_weight
 
 
@@ -17,6 +20,12 @@ def inputs(columns, tokens=2000, seed=0):
     mix = torch.randn(columns, columns, generator=generator) / columns**0.5
     sizes = torch.logspace(-1, 1, columns)[torch.randperm(columns, generator=generator)]
     return torch.randn(tokens, columns, generator=generator) @ (torch.eye(columns) + mix) * sizes
+
+
+def gptq(weight, h, scheme, clip=True, act_order=True, damping=0.01):
+    """(codes and grids, damping that it took)."""
+    seen = prepared(h, act_order, damping)
+    return module.gptq(weight, seen, scheme, clip), seen.damping
 
 
 def hessian(x):
@@ -144,3 +153,22 @@ def test_encode_is_the_nearest_code_within_the_grid():
     weight = torch.tensor([[-1.0, -0.26, 0.24, 0.26, 3.0]])
     codes = encode(weight, torch.tensor([[0.5]]), torch.tensor([[1.0]]), Scheme(2, "channel"))
     assert codes.tolist() == [[0, 0, 1, 2, 3]]
+
+
+def test_the_benchmark_measures_time_and_errors():
+    whole, searched, update = bench.rows(texts=8, length=64, repeats=1)
+    assert [row["work"] for row in (whole, searched, update)] == [
+        "GPTQ", "GPTQ with the clip search", "GPTQ block update",
+    ]  # fmt: skip
+    assert searched["error"] < whole["error"] < 0.05
+    assert update["error"] < 1e-6
+    assert whole["target"] is None
+
+
+def test_weights_of_gptqmodel_s_layers_are_read_as_they_are_laid_out():
+    codes, zero = torch.randint(16, (8, 64)), torch.randint(16, (8, 2))
+    scale, group = torch.rand(8, 2), torch.randint(2, (64,))
+    layer = torch.nn.Module()
+    layer.qweight, layer.qzeros = pack(codes, 4).T, pack(zero.T, 4)
+    layer.scales, layer.g_idx = scale.T, group.int()
+    assert torch.equal(bench.of_gptqmodel(layer), scale[:, group] * (codes - zero[:, group]))

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from helpers import models
 from helpers.quant import Scheme, grid
 from helpers.quant.calibration import Stream, decoder_blocks
-from helpers.quant.gptq import gptq
+from helpers.quant.gptq import gptq, prepared
 
 TEXTS = [[1 + (i * i + 7 * j) % 50 for j in range(40)] for i in range(32)]  # 1280 tokens, three times the widest layer
 
@@ -48,7 +48,7 @@ def test_gptq_equals_llm_compressor(bits, tmp_path, monkeypatch):
     moments = Stream(model, TEXTS).moments(block, layers)
     equal, total = 0, 0
     for name, layer in layers.items():
-        found, _ = gptq(layer.weight, moments[name].second, Scheme(bits), clip=False)
+        found = gptq(layer.weight, prepared(moments[name].second), Scheme(bits), clip=False)
         same = torch.isclose(found.dequantize(), peer.get_submodule(f"{prefix}.{name}").weight, rtol=1e-4, atol=1e-6)
         equal, total = equal + int(same.sum()), total + same.numel()
     assert equal / total > 0.999

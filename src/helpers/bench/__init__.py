@@ -11,12 +11,21 @@ from typing import Any
 
 import torch
 
-from helpers.bench import decode, grade, kd, rollout
+from helpers.bench import decode, gptq, grade, grpo, kd, linear, qat, rollout
 from helpers.bench.measure import as_metric, as_text
 from helpers.errors import UserError
 from helpers.staging import lock
 
-BENCHMARKS = {"rollout": rollout.rows, "decode": decode.rows, "kd": kd.rows, "grade": grade.rows}
+BENCHMARKS = {
+    "linear": linear.rows,
+    "rollout": rollout.rows,
+    "decode": decode.rows,
+    "grpo": grpo.rows,
+    "qat": qat.rows,
+    "kd": kd.rows,
+    "gptq": gptq.rows,
+    "grade": grade.rows,
+}
 
 __all__ = ["BENCHMARKS", "as_metric", "as_text", "measured", "needs", "usual"]
 

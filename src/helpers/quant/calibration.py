@@ -1,17 +1,19 @@
 """Calibration: what the layers of a model see when it reads text.
 
 Texts go through the decoder one block at a time, so only one block's inputs are held. A block may be quantized before the texts
-go on through it: the next block then sees what it will see in use, the outputs of the quantized ones before it. Of a layer's
-inputs x two sums are kept, over tokens and not over padding:
+go on through it: the next block then sees what it will see in use, the outputs of the quantized ones before it. Inside a block it
+is the same: each group of layers that read one tensor is quantized before the texts go on to the next group. Of a layer's inputs
+x two sums are kept, over tokens and not over padding:
 
     H = mean of x x^T  (columns, columns)        m = mean of |x|  (columns,)
 
 Texts are padded on the right; attention is causal, so no token ever sees padding. What a block is called with beside the hidden
-states (a mask, the rotations of its positions) is noted in one pass of the whole model, since blocks may differ in it. Sources:
-GPTQ (2210.17323), AWQ (2306.00978).
+states (a mask, the rotations of its positions) is noted while the model is called once with each batch, all its blocks but the
+first handing on what they get: blocks may differ in it. Sources: GPTQ (2210.17323), AWQ (2306.00978).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +41,19 @@ class Moments:
         return cls(torch.zeros(columns, columns, device=device), torch.zeros(columns, device=device))
 
     def add(self, x: torch.Tensor) -> None:
-        """Take in inputs `(tokens, columns)`."""
-        x = x.float()
+        """Take in inputs `(tokens, columns)`.
+
+        Products of two 16-bit numbers are exact in float32, so a GPU's tensor cores may make them, and add them up in float32.
+        """
         self.tokens += len(x)
         share = len(x) / self.tokens
-        self.second += share * (x.T @ x / len(x) - self.second)
-        self.magnitude += share * (x.abs().mean(0) - self.magnitude)
+        means = {"beta": 1 - share, "alpha": share / len(x)}
+        if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+            self.second = torch.addmm(self.second, x.T, x, out_dtype=torch.float32, **means)
+        else:
+            x = x.float()
+            self.second.addmm_(x.T, x, **means)
+        self.magnitude.lerp_(torch.linalg.vector_norm(x, 1, dim=0, dtype=torch.float32) / len(x), share)
 
 
 class Stream:
@@ -58,9 +67,11 @@ class Stream:
         """
         refuse_bad_texts(model, texts)
         self.hidden: list[torch.Tensor] = []
-        self.masks: list[torch.Tensor] = []  # (B, T), true on tokens
+        self.tokens: list[torch.Tensor | slice] = []  # which of a batch's positions, in one row, are no padding
         # what else each block is called with, batch by batch: positions, their rotations, a mask; blocks may differ in it
         self.others: list[dict[nn.Module, dict[str, Any]]] = []
+        # of the block being quantized, batch by batch: what those of its parts give that will not change any more
+        self.kept: dict[int, dict[nn.Module, Any]] = {}
         ordered = sorted(texts, key=len)
         blocks = [block for _, block in decoder_blocks(model)]
 
@@ -69,15 +80,26 @@ class Stream:
                 self.hidden.append(args[0] if args else kwargs["hidden_states"])
             self.others[-1][block] = {k: v for k, v in kwargs.items() if k != "hidden_states"}
 
+        def pass_on(hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+            return (hidden_states,) if in_tuples else hidden_states
+
+        def see(block: nn.Module, args: tuple, output: Any) -> None:
+            nonlocal in_tuples
+            in_tuples = isinstance(output, tuple)
+
+        in_tuples = False
         hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
+        hooks.append(blocks[0].register_forward_hook(see))
         try:
-            for start in range(0, len(ordered), BATCH):
-                batch = [torch.as_tensor(list(ids)) for ids in ordered[start : start + BATCH]]
-                ids = nn.utils.rnn.pad_sequence(batch, batch_first=True).to(model.device)
-                lengths = torch.tensor([len(x) for x in batch], device=model.device)
-                self.masks.append(torch.arange(ids.shape[1], device=model.device) < lengths[:, None])
-                self.others.append({})
-                model.get_decoder()(input_ids=ids, use_cache=False)
+            with instead(dict.fromkeys(blocks[1:], pass_on)):
+                for start in range(0, len(ordered), BATCH):
+                    batch = [torch.as_tensor(list(ids)) for ids in ordered[start : start + BATCH]]
+                    ids = nn.utils.rnn.pad_sequence(batch, batch_first=True)
+                    real = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in batch])[:, None]
+                    where = slice(None) if real.all() else real.flatten().nonzero()[:, 0].to(model.device)
+                    self.tokens.append(where)
+                    self.others.append({})
+                    model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -91,46 +113,109 @@ class Stream:
         found: dict[str, Moments] = {}
         read: dict[int, tuple[Moments, torch.Tensor]] = {}  # by the tensor's id, which its being here keeps unique
 
-        def collect(name: str, mask: torch.Tensor):
-            def hook(module: nn.Module, args: tuple) -> None:
-                x = args[0]
-                if id(x) not in read:
-                    moments = found.setdefault(name, Moments.zeros(x.shape[-1], x.device))
-                    moments.add(x[mask])
-                    read[id(x)] = moments, x
-                found[name] = read[id(x)][0]
+        def collect(name: str, x: torch.Tensor, index: int) -> None:
+            if id(x) not in read:
+                moments = found.setdefault(name, Moments.zeros(x.shape[-1], x.device))
+                moments.add(x.flatten(0, -2)[self.tokens[index]])
+                read[id(x)] = moments, x
+            found[name] = read[id(x)][0]
 
-            return hook
-
-        for index, mask in enumerate(self.masks):
-            hooks = [layer.register_forward_pre_hook(collect(name, mask)) for name, layer in layers.items()]
-            try:
+        for index in range(len(self.hidden)):
+            with reading(layers, lambda name, x, index=index: collect(name, x, index)):
                 output = self.call(block, index)
-            finally:
-                for hook in hooks:
-                    hook.remove()
             read.clear()
             if onward:
                 self.hidden[index] = output
-        for name, moments in found.items():
-            if not torch.isfinite(moments.second).all():
-                raise SchemeError(
-                    f"the inputs of layer {name} are not finite on the calibration texts: the model overflows."
-                )
+        refuse_overflow(found)
         return found
+
+    @torch.no_grad()
+    def next_moments(self, block: nn.Module, layers: dict[str, nn.Module]) -> tuple[list[str], Moments]:
+        """Those of `layers` that `block` uses first, all reading one tensor, and the moments of it.
+
+        The texts go no further into the block than that, so what its parts (the attention, say) give before is as it will be when
+        the block is done: it is kept until then.
+        """
+        names: list[str] = []
+        found: dict[str, Moments] = {}
+
+        def collect(name: str, x: torch.Tensor) -> None:
+            if not read:
+                moments = found.setdefault(name, Moments.zeros(x.shape[-1], x.device))
+                moments.add(x.flatten(0, -2)[self.tokens[index]])
+                read.append(x)
+            elif x is not read[0]:
+                raise FarEnough
+            if index:  # only the first batch goes on to see who else reads this
+                raise FarEnough
+            names.append(name)
+
+        def keep(part: nn.Module, args: tuple, output: Any) -> None:
+            if not read:
+                self.kept.setdefault(index, {})[part] = output
+
+        parts = [part for part in block.children() if any(part.children())]  # a norm is as soon computed again
+        hooks = [part.register_forward_hook(keep) for part in parts]
+        try:
+            for index in range(len(self.hidden)):
+                read: list[torch.Tensor] = []
+                with suppress(FarEnough), reading(layers, collect):
+                    self.call(block, index)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        refuse_overflow(found)
+        return names, found[names[0]]
 
     @torch.no_grad()
     def go_through(self, block: nn.Module) -> None:
         """Let the texts go on through `block` as it is now."""
-        self.hidden = [self.call(block, index) for index in range(len(self.hidden))]
+        for index in range(len(self.hidden)):
+            self.hidden[index] = self.call(block, index)
+            self.kept.pop(index, None)
 
     def call(self, block: nn.Module, index: int, copy: nn.Module | None = None) -> torch.Tensor:
         """The block's output `(B, T, width)` for one batch, or that of a float32 `copy` of it."""
         hidden, others = self.hidden[index], self.others[index][block]
         if copy is not None:
             hidden, others = in_float32(hidden), {k: in_float32(v) for k, v in others.items()}
-        output = (copy or block)(hidden, **others)
+        kept = self.kept.get(index, {})
+        with instead({part: lambda *_, known=known, **__: known for part, known in kept.items()}):
+            output = (copy or block)(hidden, **others)
         return output[0] if isinstance(output, tuple) else output
+
+
+class FarEnough(Exception):
+    """All that a block was called for has been seen."""
+
+
+@contextmanager
+def reading(layers: dict[str, nn.Module], action: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """Whenever one of `layers` is about to compute, `action` gets its name and its input."""
+    hooks = [
+        layer.register_forward_pre_hook(lambda module, args, name=name: action(name, args[0]))
+        for name, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def instead(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Modules compute something else for a while."""
+    before = {module: module.__dict__.get("forward") for module in forwards}  # mostly None: it is the class's method
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward
+        yield
+    finally:
+        for module, forward in before.items():
+            del module.forward
+            if forward is not None:
+                module.forward = forward
 
 
 def in_float32(value: Any) -> Any:
@@ -138,6 +223,15 @@ def in_float32(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(in_float32, value))
     return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+
+
+def refuse_overflow(found: Mapping[str, Moments]) -> None:
+    """Raise `SchemeError` where inputs were not finite; their squares, the diagonal of H, tell."""
+    for name, moments in found.items():
+        if not torch.isfinite(moments.second.diagonal()).all():
+            raise SchemeError(
+                f"the inputs of layer {name} are not finite on the calibration texts: the model overflows."
+            )
 
 
 def decoder_blocks(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:

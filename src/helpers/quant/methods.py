@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from helpers.models import lowbit
 from helpers.quant import awq, calibration
-from helpers.quant.gptq import gptq
+from helpers.quant.gptq import gptq, prepared
 from helpers.quant.grid import SEARCH, WHOLE, Quantized
 from helpers.quant.rtn import round_to_nearest
 from helpers.quant.scheme import Scheme
@@ -85,13 +85,13 @@ def by_gptq(
     """In order of use: the inputs of `o_proj` are those that the quantized q, k and v make."""
     left = dict(layers)
     while left:
-        moments = stream.moments(block, left)
-        first = moments[next(iter(moments))]
-        for name in [name for name, m in moments.items() if m is first]:
+        names, moments = stream.next_moments(block, left)
+        inputs = prepared(moments.second, act_order, damping)
+        note = f"damping {inputs.damping:g}" if inputs.damping != damping else ""
+        for name in names:
             start = perf_counter()
             layer = left.pop(name)
-            found, used = gptq(layer.weight, first.second, schemes[name], clip, act_order, damping)
-            note = f"damping {used:g}" if used != damping else ""
+            found = gptq(layer.weight, inputs, schemes[name], clip)
             yield packed(name, layer, found, found.dequantize(), start, note)
 
 
