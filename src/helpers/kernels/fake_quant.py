@@ -1,0 +1,99 @@
+"""Fake quantization of a weight matrix in one pass: what its codes stand for, and the gradient straight through the rounding.
+
+    W' = s (q - z),   q = clip(round(W / s) + z, low, high)            dL/dW = dL/dW'
+                                                       masked:         dL/dW = dL/dW' where low <= round(W/s) + z <= high, else 0
+    dL/ds = sum over the grid of dL/dW' (q - z - W/s),   where W/s is left out for a weight beyond the range
+
+s is rounded to float16 first, as it will be stored, with the gradient straight through that too. All is computed in float32; W' is
+rounded once, to the type of the matrix product that it is for. Nothing the size of W is kept for the backward pass but W itself:
+which weights were beyond the range is found again, and where nobody asks (not masked, scales not learned) the gradient is handed
+on as it is. A grid is `length` neighbours of the flattened W in all granularities, so one kernel does for all.
+"""
+
+from typing import Any
+
+import torch
+
+from helpers.kernels import backend
+
+
+def fake_quantize(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    low: int,
+    high: int,
+    masked: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """W' `(rows, columns)` in `dtype` (None: the weight's), through which gradients reach `weight` and `scale`.
+
+    `scale` (float32 or float16) and `zero` (any type) are `(rows or 1, G)`: one for each of a row's G groups, or one for all.
+    """
+    return StraightThrough.apply(weight, scale, zero, low, high, masked, dtype or weight.dtype)
+
+
+class StraightThrough(torch.autograd.Function):
+    """`fake_quantize` and its gradients, by the kernel where it can."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor,
+        low: int,
+        high: int,
+        masked: bool,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        ctx.range, ctx.masked, ctx.kind = (low, high), masked, weight.dtype
+        ctx.learned = ctx.needs_input_grad[1]
+        ctx.save_for_backward(*((weight, scale, zero) if masked or ctx.learned else ()))
+        if backend.usable(weight, scale, zero):
+            from helpers.kernels.fused import fake_quant
+
+            return fake_quant.forward(weight, scale, zero, low, high, dtype)
+        _, s, z, code, _ = parts(weight, scale, zero, low, high)
+        return (s * (code - z)).flatten(1).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_weight, of_scale = gradient, None
+        if ctx.masked or ctx.learned:
+            weight, scale, zero = ctx.saved_tensors
+            if backend.usable(gradient, weight, scale, zero):
+                from helpers.kernels.fused import fake_quant as chosen
+
+                find = chosen.backward
+            else:
+                find = slopes
+            of_weight, of_scale = find(gradient, weight, scale, zero, *ctx.range, ctx.masked, ctx.learned)
+        return of_weight.to(ctx.kind), of_scale, None, None, None, None, None
+
+
+def parts(
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int
+) -> tuple[torch.Tensor, ...]:
+    """(W / s `(rows, G, columns / G)`, s and z `(rows or 1, G, 1)`, codes, codes before they were clipped), all float32."""
+    s, z = scale.half().float().unsqueeze(-1), zero.float().unsqueeze(-1)
+    ratio = weight.float().unflatten(1, (scale.shape[1], -1)) / s
+    point = torch.round(ratio) + z
+    return ratio, s, z, point.clamp(low, high), point
+
+
+def slopes(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    low: int,
+    high: int,
+    masked: bool,
+    learned: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of W and, where it is learned, of s, from that of W'."""
+    ratio, s, z, code, point = parts(weight, scale, zero, low, high)
+    inside, grouped = code == point, gradient.unflatten(1, (scale.shape[1], -1))
+    of_scale = (grouped * (code - z - ratio * inside)).sum_to_size(s.shape).squeeze(-1) if learned else None
+    return (grouped * inside).flatten(1) if masked else gradient, of_scale
