@@ -106,5 +106,5 @@ def test_gradients_are_no_worse_than_the_plain_ones(loss, monkeypatch):
         total = work(h, head, kind)
         found[name] = [total.detach(), *torch.autograd.grad(total / tokens, (h, head.weight, head.bias))]
     for exact, plain, one in zip(*found.values(), strict=True):
-        worse = 1.02 if DEVICE == "cuda" else 1.5  # on a CPU the product of a chunk is rounded before it is added
+        worse = 1.1 if DEVICE == "cuda" else 1.5  # on a CPU the product of a chunk is rounded before it is added
         assert off(one, exact) < worse * off(plain, exact) + 1e-5

@@ -74,11 +74,10 @@ class FakeQuantLinear(nn.Linear):
     @torch.no_grad()
     def follow(self) -> None:
         """`find` for each step: a kernel where it can, which does not stop to say that a weight is not finite (the loss will)."""
-        length = self.scheme.grid_length(*self.weight.shape)
-        if backend.usable(self.weight) and length <= self.weight.shape[1]:
+        if backend.usable(self.weight, self.scale) and self.scheme.granularity != "tensor":
             from helpers.kernels.fused import fake_quant
 
-            self.scale, self.zero = fake_quant.find(self.weight, length, self.scheme.bits, self.scheme.symmetric)
+            fake_quant.find(self.weight, self.scale, self.zero, self.scheme.bits, self.scheme.symmetric)
         else:
             self.find()
 

@@ -87,8 +87,9 @@ class InForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        pairs = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return None, None, None, *(None if s is None else (s * gradient).to(kind) for s, kind in pairs)
+        found = zip(ctx.saved_tensors, ctx.kinds, strict=True)
+        scaled = (None if s is None else torch.mul(s, gradient, out=torch.empty_like(s, dtype=k)) for s, k in found)
+        return None, None, None, *scaled
 
 
 def _step(

@@ -5,11 +5,13 @@ several tiles. Divisions are rounded as IEEE 754 says (Triton's own are not), an
 the reference.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 
-TILE = 4096  # weights of a program
+TILE = 1024  # weights of a program
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def _backward(
 
 @triton.jit(do_not_specialize=["grids"])
 def _find(
-    weight, scale, zero, grids, length, top,
+    weight, scale, zero, grids, length, steps,
     SYMMETRIC: tl.constexpr, GRIDS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     grid = tl.program_id(0) * GRIDS + tl.arange(0, GRIDS)
@@ -84,24 +86,23 @@ def _find(
         there = (grid < grids)[:, None] & (column < length)[None, :]
         w = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
         low, high = tl.minimum(low, tl.min(w, axis=1)), tl.maximum(high, tl.max(w, axis=1))
-    middle = (top + 1) / 2
-    if SYMMETRIC:
-        span = tl.div_rn(tl.maximum(-low, high), low * 0 + (middle - 1))
-    else:
-        span = tl.div_rn(high - low, low * 0 + top)
+    span = tl.maximum(-low, high) if SYMMETRIC else high - low
+    span = tl.div_rn(span, tl.zeros_like(span) + steps)
     s = tl.maximum(span, 5.9604644775390625e-08).to(tl.float16)  # the smallest positive float16, 2^-24
-    if SYMMETRIC:
-        z = low * 0 + middle
-    else:
-        z = tl.clamp(_nearest(tl.div_rn(-low, s.to(tl.float32))), 0.0, top)
+    z = (
+        tl.zeros_like(span) + steps + 1
+        if SYMMETRIC
+        else tl.clamp(_nearest(tl.div_rn(-low, s.to(tl.float32))), 0.0, steps)
+    )
     tl.store(scale + grid, s, mask=grid < grids)
     tl.store(zero + grid, z.to(tl.uint8), mask=grid < grids)
 
 
+@cache
 def shape(length: int, grids: int) -> tuple[int, int, dict[str, int]]:
     """(programs for all grids, cuts of each, tile) for `grids` grids of `length` weights."""
     columns = min(triton.next_power_of_2(length), TILE)
-    rows = max(1, TILE // columns)
+    rows = TILE // columns
     return triton.cdiv(grids, rows), triton.cdiv(length, columns), {"GRIDS": rows, "COLUMNS": columns}
 
 
@@ -139,11 +140,12 @@ def backward(
     return of_weight, of_scale.sum(1).view(scale.shape) if learned else None
 
 
-def find(weight: torch.Tensor, length: int, bits: int, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scales float16, zero points uint8), both `(rows, G)`: those of `quant.grid.find_grids`; a grid lies within one row."""
-    weight, grids = weight.contiguous(), weight.numel() // length
-    scale = weight.new_empty(len(weight), grids // len(weight), dtype=torch.float16)
-    zero = torch.empty_like(scale, dtype=torch.uint8)
+def find(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int, symmetric: bool) -> None:
+    """Write to `scale` and `zero` `(rows, G)` what `quant.grid.find_grids` finds; each grid lies within one row."""
+    weight, grids = weight.contiguous(), scale.numel()
+    length = weight.numel() // grids
     programs, _, tile = shape(length, grids)
-    _find[(programs,)](weight, scale, zero, grids, length, 2.0**bits - 1, SYMMETRIC=symmetric, **tile)
-    return scale, zero
+    steps = (
+        2.0 ** (bits - 1) - 1 if symmetric else 2.0**bits - 1
+    )  # that the range is divided into; from zero, if symmetric
+    _find[(programs,)](weight, scale, zero, grids, length, steps, SYMMETRIC=symmetric, **tile)
