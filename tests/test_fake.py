@@ -316,6 +316,23 @@ def test_where_forwards_are_quantized(model):
             assert torch.equal(model(ids).logits, inside)
 
 
+def test_held_weights_are_always_in_the_same_place(model):
+    """Where a CUDA graph that was captured in one rollout finds those of the next."""
+    fake.insert(model, Scheme(4, "group", 32))
+    places = []
+    for _ in range(2):
+        with fake.materialized(model):
+            held = {name: layer.held for name, layer in fake.layers(model).items()}
+            places.append({name: weight.data_ptr() for name, weight in held.items()})
+            for name, layer in fake.layers(model).items():
+                assert torch.equal(held[name], layer.quantized_weight())
+        trained(model, steps=1)
+    assert places[0] == places[1]
+    layer = model.model.layers[0].self_attn.q_proj.to(torch.bfloat16)
+    with fake.materialized(model):
+        assert layer.held.dtype == torch.bfloat16
+
+
 def test_held_weights_are_let_go_when_sampling_fails(model):
     fake.insert(model, Scheme(4, "group", 32))
     with pytest.raises(KeyError), fake.materialized(model):

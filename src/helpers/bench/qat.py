@@ -33,8 +33,8 @@ def rows(scheme: str = "w4g128", repeats: int = 9, **shape: int) -> list[dict[st
     device = models.seed_everything(0)
     size = SHAPES[device.type] | shape
     ids = torch.randint(size["vocabulary"], (size["batch"], size["length"]), device=device)
-    parsed = Scheme.parse(scheme)
-    contenders, errors = {"plain": stepped(build(size, device), ids)}, {}
+    parsed, base = Scheme.parse(scheme), "bf16" if device.type == "cuda" else "float32"
+    contenders, errors = {base: stepped(build(size, device), ids)}, {}
     for grids in fake.GRIDS:
         model = build(size, device)
         fake.insert(model, parsed, grids)
@@ -44,18 +44,18 @@ def rows(scheme: str = "w4g128", repeats: int = 9, **shape: int) -> list[dict[st
     weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
     for layer in linear_layers(model).values():
         parametrize.register_parametrization(layer, "weight", Plain(layer.weight, parsed))
-    contenders["plain PyTorch"] = stepped(model, ids)
+    contenders["plain PyTorch parametrization"] = stepped(model, ids)
     if find_spec("torchao"):
-        contenders["torchao"] = stepped(with_torchao(build(size, device), parsed), ids)
+        contenders["torchao QAT"] = stepped(with_torchao(build(size, device), parsed), ids)
     times = {name: [1e3 * s for s in found] for name, found in measure.timed(contenders, repeats).items()}
-    base = median(times["plain"])
+    plain = median(times[base])
     peers = {name: found for name, found in times.items() if name not in fake.GRIDS}
     text = f"{size['layers']} layers, width {size['width']}, {size['batch']} x {size['length']} tokens, {scheme}, {{}} grids"
-    limit = base + 1e3 * 2 * weights * next(model.parameters()).element_size() / measure.bandwidth()
+    limit = plain + 1e3 * 2 * weights * next(model.parameters()).element_size() / measure.bandwidth()
     return [
         measure.row(
             "QAT step", text.format(grids), "ms", peers | {grids: times[grids]}, grids,
-            target=TARGET * base, limit=limit, error=errors[grids],
+            target=TARGET * plain if device.type == "cuda" else None, limit=limit, error=errors[grids],
         )
         for grids in fake.GRIDS
     ]  # fmt: skip

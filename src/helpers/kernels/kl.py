@@ -24,10 +24,18 @@ def kl_(logits: torch.Tensor, of_teacher: torch.Tensor, reverse: float, temperat
 
         return kl.kl_(logits, of_teacher, reverse, temperature)
     log_q, log_p = (torch.log_softmax(x.float() / temperature, dim=-1) for x in (logits, of_teacher))
-    q, p, gap = log_q.exp(), log_p.exp(), log_q - log_p
-    forward, backward = -(p * gap).sum(-1), (q * gap).sum(-1)
-    logits.copy_(temperature * ((1 - reverse) * (q - p) + reverse * q * (gap - backward.unsqueeze(-1))))
-    return temperature**2 * ((1 - reverse) * forward + reverse * backward)
+    q, gap = log_q.exp(), log_q - log_p
+    value, slope = 0.0, 0.0
+    if reverse < 1:
+        p = log_p.exp_()
+        value = value - (1 - reverse) * torch.linalg.vecdot(p, gap)
+        slope = slope + (1 - reverse) * (q - p)
+    if reverse > 0:
+        backward = torch.linalg.vecdot(q, gap)
+        value = value + reverse * backward
+        slope = slope + reverse * q * (gap - backward.unsqueeze(-1))
+    logits.copy_(temperature * slope)
+    return temperature**2 * value
 
 
 def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

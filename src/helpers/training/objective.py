@@ -55,7 +55,10 @@ def in_chunks(
     loss_: Callable[..., torch.Tensor], hidden: torch.Tensor, head: nn.Module, others: torch.Tensor
 ) -> torch.Tensor:
     """The sum over rows of `loss_`, which gives the value of each row of logits and leaves slopes in their place."""
-    return InForward.apply(loss_, head, others, hidden, *head.parameters())
+    inputs = [hidden, *head.parameters()]
+    if not torch.is_grad_enabled():
+        inputs = [t.detach() for t in inputs]
+    return InForward.apply(loss_, head, others, *inputs)
 
 
 class InForward(torch.autograd.Function):
