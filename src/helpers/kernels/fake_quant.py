@@ -54,8 +54,7 @@ class StraightThrough(torch.autograd.Function):
             from helpers.kernels.fused import fake_quant
 
             return fake_quant.forward(weight, scale, zero, low, high, dtype)
-        _, s, z, code, _ = parts(weight, scale, zero, low, high)
-        return (s * (code - z)).flatten(1).to(dtype)
+        return restored(weight, scale, zero, low, high).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -72,14 +71,18 @@ class StraightThrough(torch.autograd.Function):
         return of_weight.to(ctx.kind), of_scale, None, None, None, None, None
 
 
-def parts(
-    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int
-) -> tuple[torch.Tensor, ...]:
-    """(W / s `(rows, G, columns / G)`, s and z `(rows or 1, G, 1)`, codes, codes before they were clipped), all float32."""
+def grouped(
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """W / s `(rows, G, columns / G)`, s and z `(rows or 1, G, 1)`, in float32."""
     s, z = scale.half().float().unsqueeze(-1), zero.float().unsqueeze(-1)
-    ratio = weight.float().unflatten(1, (scale.shape[1], -1)) / s
-    point = torch.round(ratio) + z
-    return ratio, s, z, point.clamp(low, high), point
+    return weight.float().unflatten(1, (scale.shape[1], -1)) / s, s, z
+
+
+def restored(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """W' in float32."""
+    ratio, s, z = grouped(weight, scale, zero)
+    return ratio.round_().add_(z).clamp_(low, high).sub_(z).mul_(s).flatten(1)
 
 
 def slopes(
@@ -93,7 +96,9 @@ def slopes(
     learned: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The gradients of W and, where it is learned, of s, from that of W'."""
-    ratio, s, z, code, point = parts(weight, scale, zero, low, high)
-    inside, grouped = code == point, gradient.unflatten(1, (scale.shape[1], -1))
-    of_scale = (grouped * (code - z - ratio * inside)).sum_to_size(s.shape).squeeze(-1) if learned else None
-    return (grouped * inside).flatten(1) if masked else gradient, of_scale
+    ratio, s, z = grouped(weight, scale, zero)
+    point = torch.round(ratio) + z
+    code = point.clamp(low, high)
+    inside, g = code == point, gradient.unflatten(1, (scale.shape[1], -1))
+    of_scale = (g * (code - z - ratio * inside)).sum_to_size(s.shape).squeeze(-1) if learned else None
+    return (g * inside).flatten(1) if masked else gradient, of_scale
