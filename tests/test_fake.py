@@ -287,10 +287,8 @@ def test_materialized_rollouts_are_the_same_and_quantize_once(model, grids, monk
     fake.insert(model, Scheme(4, "group", 32), grids)
     plainly = sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24)
     calls = []
-    quantized_weight = fake.FakeQuantLinear.quantized_weight
-    monkeypatch.setattr(
-        fake.FakeQuantLinear, "quantized_weight", lambda self, *of: calls.append(1) or quantized_weight(self, *of)
-    )
+    fill = fake.FakeQuantLinear.fill
+    monkeypatch.setattr(fake.FakeQuantLinear, "fill", lambda self: calls.append(1) or fill(self))
     with fake.materialized(model):
         assert sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24) == plainly
     assert len(calls) == len(fake.layers(model))

@@ -34,7 +34,7 @@ def fake_quantize(
 
 
 class StraightThrough(torch.autograd.Function):
-    """`fake_quantize` and its gradients, by the kernel where it can."""
+    """`fake_quantize` and its gradients."""
 
     @staticmethod
     def forward(
@@ -50,39 +50,25 @@ class StraightThrough(torch.autograd.Function):
         ctx.range, ctx.masked, ctx.kind = (low, high), masked, weight.dtype
         ctx.learned = ctx.needs_input_grad[1]
         ctx.save_for_backward(*((weight, scale, zero) if masked or ctx.learned else ()))
-        if backend.usable(weight, scale, zero):
-            from helpers.kernels.fused import fake_quant
-
-            return fake_quant.forward(weight, scale, zero, low, high, dtype)
-        return restored(weight, scale, zero, low, high).to(dtype)
+        return fill(torch.empty_like(weight, dtype=dtype), weight, scale, zero, low, high)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_weight, of_scale = gradient, None
         if ctx.masked or ctx.learned:
-            weight, scale, zero = ctx.saved_tensors
-            if backend.usable(gradient, weight, scale, zero):
-                from helpers.kernels.fused import fake_quant as chosen
-
-                find = chosen.backward
-            else:
-                find = slopes
-            of_weight, of_scale = find(gradient, weight, scale, zero, *ctx.range, ctx.masked, ctx.learned)
+            of_weight, of_scale = slopes(gradient, *ctx.saved_tensors, *ctx.range, ctx.masked, ctx.learned)
         return of_weight.to(ctx.kind), of_scale, None, None, None, None, None
 
 
-def grouped(
-    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """W / s `(rows, G, columns / G)`, s and z `(rows or 1, G, 1)`, in float32."""
-    s, z = scale.half().float().unsqueeze(-1), zero.float().unsqueeze(-1)
-    return weight.float().unflatten(1, (scale.shape[1], -1)) / s, s, z
+def fill(
+    out: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int
+) -> torch.Tensor:
+    """Write W' to `out`, which is given back; no gradient."""
+    if backend.usable(out, weight, scale, zero):
+        from helpers.kernels.fused import fake_quant
 
-
-def restored(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """W' in float32."""
-    ratio, s, z = grouped(weight, scale, zero)
-    return ratio.round_().add_(z).clamp_(low, high).sub_(z).mul_(s).flatten(1)
+        return fake_quant.forward(out, weight, scale, zero, low, high)
+    return out.copy_(restored(weight, scale, zero, low, high))
 
 
 def slopes(
@@ -95,7 +81,39 @@ def slopes(
     masked: bool,
     learned: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of W and, where it is learned, of s, from that of W'."""
+    """The gradients of W and, where it is learned, of s (else None), from that of W'."""
+    if backend.usable(gradient, weight, scale, zero):
+        from helpers.kernels.fused import fake_quant
+
+        return fake_quant.backward(gradient, weight, scale, zero, low, high, masked, learned)
+    return plain_slopes(gradient, weight, scale, zero, low, high, masked, learned)
+
+
+def grouped(
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """W / s `(rows, G, columns / G)`, s and z `(rows or 1, G, 1)`, in float32."""
+    s, z = scale.half().float().unsqueeze(-1), zero.float().unsqueeze(-1)
+    return weight.float().unflatten(1, (scale.shape[1], -1)) / s, s, z
+
+
+def restored(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """The reference of `fill`: W' in float32."""
+    ratio, s, z = grouped(weight, scale, zero)
+    return ratio.round_().add_(z).clamp_(low, high).sub_(z).mul_(s).flatten(1)
+
+
+def plain_slopes(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    low: int,
+    high: int,
+    masked: bool,
+    learned: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The reference of `slopes`."""
     ratio, s, z = grouped(weight, scale, zero)
     point = torch.round(ratio) + z
     code = point.clamp(low, high)

@@ -14,7 +14,8 @@ al. (1308.3432); mask: Hubara et al. (1609.07061); LSQ: Esser et al. (1902.08153
 scales rounded to float16, so a packed layer of the same codes computes the same, bit for bit.
 
 While replies are sampled weights stand still: `materialized` computes each W' once for all the tokens of a rollout, always in the
-same place, so that a CUDA graph that was captured in one rollout reads the weights of the next.
+same place, so that a CUDA graph that was captured in one rollout reads the weights of the next. In training, `together` does the
+same for each forward pass.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,12 +26,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from helpers.kernels import LowBitLinear, backend
-from helpers.kernels.fake_quant import fake_quantize
+from helpers.kernels.fake_quant import fake_quantize, fill
 from helpers.models import adapters, lowbit
 from helpers.quant.fit import layers_to_quantize, scheme_of_each
 from helpers.quant.grid import Quantized, encode, find_grids
 from helpers.quant.layers import is_low_bit, weight_of
 from helpers.quant.scheme import Scheme, SchemeError
+from helpers.quant.together import Together
 
 GRIDS = ("fixed", "step", "learned")
 WHERE = ("nowhere", "rollouts", "everywhere")  # which forwards are quantized; `rollouts`: those inside `materialized`
@@ -44,8 +46,11 @@ class FakeQuantLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.scheme, self.grids, self.masked, self.where = scheme, grids, masked, "everywhere"
         self.low, self.high = int(scheme.symmetric), 2**scheme.bits - 1  # a symmetric grid's lowest code stays unused
-        self.held: torch.Tensor | None = None  # W' while it is materialized
+        self.held: torch.Tensor | None = None  # W' while it is known
         self.place: torch.Tensor | None = None  # where it is then, each time
+        self.capturable = (
+            grids != "step" or scheme.granularity != "tensor"
+        )  # no kernel finds the grid of a whole matrix
         scale, zero = find_grids(self.weight, scheme)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("zero", zero, persistent=False)
@@ -71,25 +76,28 @@ class FakeQuantLinear(nn.Linear):
             self.follow()
         return fake_quantize(self.weight, self.trained_scales(), self.zero, self.low, self.high, self.masked, dtype)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def follow(self) -> None:
         """`find` for each step: a kernel where it can, which does not stop to say that a weight is not finite (the loss will)."""
-        if backend.usable(self.weight, self.scale) and self.scheme.granularity != "tensor":
+        if backend.usable(self.weight, self.scale) and self.capturable:
             from helpers.kernels.fused import fake_quant
 
             fake_quant.find(self.weight, self.scale, self.zero, self.scheme.bits, self.scheme.symmetric)
         else:
             self.find()
 
+    @torch.inference_mode(False)  # what is first computed for a reply may be trained with later
     @torch.no_grad()
-    def hold(self) -> None:
-        """Compute W' once, in the type of W, for all forwards until `held` is None again."""
-        found = self.quantized_weight(self.weight.dtype)
-        if self.place is None or (self.place.device, self.place.dtype) != (found.device, found.dtype):
-            self.place = found
-        else:
-            self.place.copy_(found)
-        self.held = self.place
+    def fill(self) -> torch.Tensor:
+        """Compute W' into `place`, in the type of W; gives the scales, not yet rounded."""
+        if self.place is None or (self.place.device, self.place.dtype) != (self.weight.device, self.weight.dtype):
+            self.place = torch.empty_like(self.weight)
+        if self.grids == "step":
+            self.follow()
+        scale = self.trained_scales()
+        fill(self.place.data, self.weight, scale, self.zero, self.low, self.high)
+        return scale
 
     @torch.no_grad()
     def quantized(self) -> Quantized:
@@ -138,6 +146,7 @@ def insert(
         if each.numbers != "uniform":
             raise SchemeError(f"scheme = {each} cannot be trained through: fake quantization has uniform grids.")
     packed = lowbit.low_bit_layers(model)
+    part(model)
     restore(model)
     schemes = scheme_of_each(model, "rtn", scheme)
     for name, linear in layers_to_quantize(model, "rtn", schemes, ()).items():
@@ -151,6 +160,14 @@ def insert(
                         f"layer {name}: its latent weights do not round to its codes; make the run again."
                     )
         model.set_submodule(name, layer)
+    decoder = model.get_decoder()
+    decoder.together = Together(decoder, list(layers(decoder).values()))
+
+
+def part(model: PreTrainedModel) -> None:
+    """Let the fake-quantized layers no longer be computed together, before they are replaced."""
+    if together := model.get_decoder().__dict__.pop("together", None):
+        together.remove()
 
 
 def same_grids(packed: LowBitLinear, fake: FakeQuantLinear) -> bool:
@@ -198,7 +215,8 @@ def materialized(model: nn.Module) -> Iterator[None]:
     found = [layer for layer in layers(model).values() if layer.where != "nowhere"]
     try:
         for layer in found:
-            layer.hold()
+            layer.fill()
+            layer.held = layer.place
         yield
     finally:
         for layer in found:
@@ -219,6 +237,7 @@ def differing(codes: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -
 @torch.no_grad()
 def pack(model: PreTrainedModel) -> None:
     """Replace fake-quantized layers by packed ones that compute the same, which keep what they were rounded from as `latent`."""
+    part(model)
     for name, layer in layers(model).items():
         packed = layer.quantized().pack(layer.bias)
         packed.latent = layer.weight.detach()
@@ -226,7 +245,8 @@ def pack(model: PreTrainedModel) -> None:
     lowbit.mark(model)
 
 
-def remove(model: nn.Module) -> None:
+def remove(model: PreTrainedModel) -> None:
     """Replace fake-quantized layers by plain ones of their latent weights."""
+    part(model)
     for name, layer in layers(model).items():
         model.set_submodule(name, plain(layer.weight, layer.bias))

@@ -79,13 +79,14 @@ def _find(
     SYMMETRIC: tl.constexpr, GRIDS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     grid = tl.program_id(0) * GRIDS + tl.arange(0, GRIDS)
-    low, high = tl.zeros([GRIDS], tl.float32), tl.zeros([GRIDS], tl.float32)  # zero is always in the range
+    low, high = tl.zeros([GRIDS, COLUMNS], tl.float32), tl.zeros([GRIDS, COLUMNS], tl.float32)  # zero is in each range
     for start in range(0, length, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         at = grid[:, None].to(tl.int64) * length + column[None, :]
         there = (grid < grids)[:, None] & (column < length)[None, :]
         w = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
-        low, high = tl.minimum(low, tl.min(w, axis=1)), tl.maximum(high, tl.max(w, axis=1))
+        low, high = tl.minimum(low, w), tl.maximum(high, w)
+    low, high = tl.min(low, axis=1), tl.max(high, axis=1)
     span = tl.maximum(-low, high) if SYMMETRIC else high - low
     span = tl.div_rn(span, tl.zeros_like(span) + steps)
     s = tl.maximum(span, 5.9604644775390625e-08).to(tl.float16)  # the smallest positive float16, 2^-24
@@ -107,13 +108,13 @@ def shape(length: int, grids: int) -> tuple[int, int, dict[str, int]]:
 
 
 def forward(
-    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int, dtype: torch.dtype
+    out: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int
 ) -> torch.Tensor:
-    """W' in `dtype`; shapes as in `kernels.fake_quant`."""
-    weight, scale, zero = weight.contiguous(), scale.contiguous(), zero.contiguous()
-    out, length = torch.empty_like(weight, dtype=dtype), weight.numel() // scale.numel()
-    programs, cuts, tile = shape(length, scale.numel())
-    _forward[(programs * cuts,)](weight, scale, zero, out, scale.numel(), length, float(low), float(high), **tile)
+    """Write W' to `out`, in its type; shapes as in `kernels.fake_quant`."""
+    weight, scale, zero, grids = weight.contiguous(), scale.contiguous(), zero.contiguous(), scale.numel()
+    length = weight.numel() // grids
+    programs, cuts, tile = shape(length, grids)
+    _forward[(programs * cuts,)](weight, scale, zero, out, grids, length, float(low), float(high), **tile)
     return out
 
 
