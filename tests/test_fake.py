@@ -331,6 +331,24 @@ def test_held_weights_are_always_in_the_same_place(model):
         assert layer.held.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("grids", fake.GRIDS)
+def test_layers_computed_together_are_those_computed_one_by_one(grids, masked, model):
+    """Loss and all gradients; two passes before the first backward, a copy of the model, and none when it is parted."""
+    fake.insert(model, Scheme(3, "group", 32), grids, masked)
+    ids = trained(model, steps=1)
+    model = copy.deepcopy(model)
+    losses = [model(ids, labels=ids).loss for _ in range(2)]
+    assert all(layer.held is None for layer in fake.layers(model).values())
+    found = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+    fake.part(model)
+    alone = model(ids, labels=ids).loss
+    assert torch.equal(losses[0], alone)
+    for grads in zip(*found, torch.autograd.grad(alone, list(model.parameters())), strict=True):
+        assert torch.equal(grads[0], grads[1])
+        assert torch.equal(grads[0], grads[2])
+
+
 def test_held_weights_are_let_go_when_sampling_fails(model):
     fake.insert(model, Scheme(4, "group", 32))
     with pytest.raises(KeyError), fake.materialized(model):

@@ -19,6 +19,8 @@ from helpers.kernels.fake_quant import slopes
 class Together:
     """The hooks of a `decoder` for its fake-quantized `layers`; a layer that is already `held` or not quantized stays as it is."""
 
+    optional = True  # whoever calls the layers one by one may leave these hooks out
+
     def __init__(self, decoder: nn.Module, layers: list[nn.Module]) -> None:
         self.layers, self.held = layers, []
         self.places: list[int] = []  # addresses that the last pass read and wrote
