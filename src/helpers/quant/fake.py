@@ -48,9 +48,7 @@ class FakeQuantLinear(nn.Linear):
         self.low, self.high = int(scheme.symmetric), 2**scheme.bits - 1  # a symmetric grid's lowest code stays unused
         self.held: torch.Tensor | None = None  # W' while it is known
         self.place: torch.Tensor | None = None  # where it is then, each time
-        self.capturable = (
-            grids != "step" or scheme.granularity != "tensor"
-        )  # no kernel finds the grid of a whole matrix
+        self.capturable = grids != "step" or scheme.granularity != "tensor"  # no kernel finds a whole matrix's grid
         scale, zero = find_grids(self.weight, scheme)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("zero", zero, persistent=False)
