@@ -10,6 +10,7 @@ from torch import nn
 
 from helpers import models, sampling, tasks
 from helpers.kernels import LowBitLinear
+from helpers.kernels.fake_quant import fake_quantize
 from helpers.quant import Scheme, SchemeError, fake, linear_layers, quantize, round_to_nearest, weight_of
 from helpers.training import precision
 
@@ -30,11 +31,11 @@ def layer_of(weight, scheme, **how):
 def test_ste_by_hand():
     """Scale 0.5, zero point 1, codes 0..3: the grid reaches from -0.5 to 1.0."""
     weight = torch.tensor([[-1.0, -0.8, -0.7, -0.5, 0.1, 0.3, 1.0, 1.2, 1.3, 2.0]], requires_grad=True)
-    scale, zero = torch.tensor([[[0.5]]]), torch.tensor([[[1.0]]])
+    scale, zero = torch.tensor([[0.5]]), torch.tensor([[1.0]])
     upstream = torch.arange(1.0, 11.0)
     for masked, inside in ((False, [1] * 10), (True, [0, 0, 1, 1, 1, 1, 1, 1, 0, 0])):
         weight.grad = None
-        out = fake.StraightThrough.apply(weight.view(1, 1, 10), scale, zero, 0, 3, masked)
+        out = fake_quantize(weight, scale, zero, 0, 3, masked)
         assert out.flatten().tolist() == [-0.5, -0.5, -0.5, -0.5, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
         (out.flatten() * upstream).sum().backward()
         assert weight.grad.flatten().tolist() == (upstream * torch.tensor(inside)).tolist()
@@ -69,12 +70,10 @@ def test_the_gradient_agrees_with_pytorchs_own():
     torch.manual_seed(1)
     weight = (3 * torch.randn(4, 64)).requires_grad_()
     theirs = torch.fake_quantize_per_tensor_affine(weight, 0.25, 5, 0, 15)
-    ours = fake.StraightThrough.apply(
-        weight.view(4, 1, 64), torch.tensor([[[0.25]]]), torch.tensor([[[5.0]]]), 0, 15, True
-    )
-    assert torch.equal(ours.view(4, 64), theirs)
+    ours = fake_quantize(weight, torch.tensor([[0.25]]), torch.tensor([[5.0]]), 0, 15, True)
+    assert torch.equal(ours, theirs)
     upstream = torch.randn(4, 64)
-    assert torch.equal(*(torch.autograd.grad(w.view(4, 64), weight, upstream)[0] for w in (ours, theirs)))
+    assert torch.equal(*(torch.autograd.grad(w, weight, upstream)[0] for w in (ours, theirs)))
 
 
 # --- learned scales ---------------------------------------------------------------------------------------------------
@@ -84,9 +83,9 @@ def test_the_gradient_agrees_with_pytorchs_own():
 def test_the_slope_of_a_scale_by_hand(masked):
     """Scale 0.5, zero point 1, codes 0..3: inside the grid dw'/ds = (q - z) - w/s, beyond it q - z."""
     weight = torch.tensor([[-1.0, -0.6, 0.1, 0.3, 0.9, 2.0]])
-    scale, zero = torch.tensor([[[0.5]]], requires_grad=True), torch.tensor([[[1.0]]])
+    scale, zero = torch.tensor([[0.5]], requires_grad=True), torch.tensor([[1.0]])
     upstream = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    out = fake.StraightThrough.apply(weight.view(1, 1, 6), scale, zero, 0, 3, masked)
+    out = fake_quantize(weight, scale, zero, 0, 3, masked)
     assert out.flatten().tolist() == [-0.5, -0.5, 0.0, 0.5, 1.0, 1.0]
     (out.flatten() * upstream).sum().backward()
     slopes = torch.tensor([-1.0, -1.0 + 1.2, 0.0 - 0.2, 1.0 - 0.6, 2.0 - 1.8, 2.0])
@@ -99,11 +98,9 @@ def test_the_slope_of_a_scale_agrees_with_pytorchs_own(low, high, zero):
     weight, upstream = 3 * torch.randn(4, 64), torch.randn(4, 64)
     scale, their_zero = torch.tensor([0.25], requires_grad=True), torch.tensor([float(zero)])
     theirs = torch._fake_quantize_learnable_per_tensor_affine(weight, scale, their_zero, low, high, 1.0)
-    ours = fake.StraightThrough.apply(
-        weight.view(4, 1, 64), scale.view(1, 1, 1), torch.tensor([[[float(zero)]]]), low, high, False
-    )
-    assert torch.equal(ours.view(4, 64), theirs)
-    one, other = (torch.autograd.grad(w.view(4, 64), scale, upstream)[0] for w in (ours, theirs))
+    ours = fake_quantize(weight, scale.view(1, 1), torch.tensor([[float(zero)]]), low, high)
+    assert torch.equal(ours, theirs)
+    one, other = (torch.autograd.grad(w, scale, upstream)[0] for w in (ours, theirs))
     assert one.item() == pytest.approx(other.item(), rel=1e-5)
 
 
@@ -118,7 +115,7 @@ def test_every_grid_has_the_slope_of_its_own_weights(granularity):
         layer.log_scale.normal_(0, 0.05)
     upstream = torch.randn(4, 64)
     layer.quantized_weight().backward(upstream)
-    scale, zero = layer.scales().detach(), layer.zero.float()
+    scale, zero = layer.scales().float(), layer.zero.float()
     wide_scale, wide_zero = (t.repeat_interleave(64 // t.shape[1], 1).expand(4, 64) for t in (scale, zero))
     ratio = layer.weight.detach() / wide_scale
     point = ratio.round() + wide_zero
@@ -137,11 +134,12 @@ def test_learned_scales_are_rounded_as_they_are_stored():
     layer = layer_of(torch.randn(4, 64), Scheme(4, "group", 32), grids="learned")
     with torch.no_grad():
         layer.log_scale.normal_()
-    scales = layer.scales()
-    assert scales.dtype == torch.float32
-    assert torch.equal(scales, scales.half().float())
-    assert torch.equal(scales.half(), layer.quantized().scale)
-    assert not torch.equal(scales, layer.scale.float() * layer.log_scale.exp())
+    assert layer.scales().dtype == torch.float16
+    assert torch.equal(layer.scales(), layer.quantized().scale)
+    assert not torch.equal(layer.scales().float(), layer.trained_scales())
+    packed = layer.quantized().pack()
+    assert torch.equal(packed.scale, layer.scales())
+    assert torch.equal(packed.dequantize(), layer.quantized_weight())
 
 
 def trained(model, steps=3):
@@ -178,7 +176,7 @@ def test_latent_weights_come_back_with_their_codes(grids, model, tmp_path):
     ids = trained(model)
     latent = {name: layer.weight.detach().clone() for name, layer in fake.layers(model).items()}
     codes = fake.codes(model)
-    scales = {name: layer.scales().detach() for name, layer in fake.layers(model).items()}
+    scales = {name: layer.scales() for name, layer in fake.layers(model).items()}
     fake.pack(model)
     folder = models.save(model, models.build_tokenizer(), tmp_path / "model", card="")
     loaded = models.load(folder)[0]
@@ -289,10 +287,8 @@ def test_materialized_rollouts_are_the_same_and_quantize_once(model, grids, monk
     fake.insert(model, Scheme(4, "group", 32), grids)
     plainly = sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24)
     calls = []
-    quantized_weight = fake.FakeQuantLinear.quantized_weight
-    monkeypatch.setattr(
-        fake.FakeQuantLinear, "quantized_weight", lambda self: calls.append(1) or quantized_weight(self)
-    )
+    fill = fake.FakeQuantLinear.fill
+    monkeypatch.setattr(fake.FakeQuantLinear, "fill", lambda self: calls.append(1) or fill(self))
     with fake.materialized(model):
         assert sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24) == plainly
     assert len(calls) == len(fake.layers(model))
@@ -316,6 +312,41 @@ def test_where_forwards_are_quantized(model):
         assert torch.equal(model(ids).logits, outside)
         with fake.materialized(model):
             assert torch.equal(model(ids).logits, inside)
+
+
+def test_held_weights_are_always_in_the_same_place(model):
+    """Where a CUDA graph that was captured in one rollout finds those of the next."""
+    fake.insert(model, Scheme(4, "group", 32))
+    places = []
+    for _ in range(2):
+        with fake.materialized(model):
+            held = {name: layer.held for name, layer in fake.layers(model).items()}
+            places.append({name: weight.data_ptr() for name, weight in held.items()})
+            for name, layer in fake.layers(model).items():
+                assert torch.equal(held[name], layer.quantized_weight())
+        trained(model, steps=1)
+    assert places[0] == places[1]
+    layer = model.model.layers[0].self_attn.q_proj.to(torch.bfloat16)
+    with fake.materialized(model):
+        assert layer.held.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("grids", fake.GRIDS)
+def test_layers_computed_together_are_those_computed_one_by_one(grids, masked, model):
+    """Loss and all gradients; two passes before the first backward, a copy of the model, and none when it is parted."""
+    fake.insert(model, Scheme(3, "group", 32), grids, masked)
+    ids = trained(model, steps=1)
+    model = copy.deepcopy(model)
+    losses = [model(ids, labels=ids).loss for _ in range(2)]
+    assert all(layer.held is None for layer in fake.layers(model).values())
+    found = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
+    fake.part(model)
+    alone = model(ids, labels=ids).loss
+    assert torch.equal(losses[0], alone)
+    for grads in zip(*found, torch.autograd.grad(alone, list(model.parameters())), strict=True):
+        assert torch.equal(grads[0], grads[1])
+        assert torch.allclose(grads[0], grads[2], rtol=1e-5, atol=1e-9)  # those of scales are multiplied in another order
 
 
 def test_held_weights_are_let_go_when_sampling_fails(model):

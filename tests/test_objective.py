@@ -1,5 +1,6 @@
 """What a student is trained to do: values by hand, the plain loss over all logits, and memory that the tokens do not fill."""
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.quant import Scheme, fake, round_to_nearest
 from helpers.training import objective
 
 TOKENS, WORDS = 50, 97
@@ -42,7 +44,7 @@ def gradients(loss, *of):
 
 
 def chunks_of(rows, monkeypatch):
-    monkeypatch.setattr(objective, "LOGITS", rows * WORDS)
+    monkeypatch.setattr(objective, "LOGITS", (rows * WORDS, rows * WORDS))
 
 
 @pytest.mark.parametrize("rows", [1, 7, TOKENS, 1000])
@@ -113,6 +115,73 @@ def test_kl_is_never_negative_and_zero_for_equal_models(seed, reverse, temperatu
     head, teacher_head, hidden, of_teacher = student_and_teacher(seed)
     assert objective.kd(hidden, head, of_teacher, teacher_head, reverse, temperature) > 0
     assert objective.kd(hidden, head, hidden.clone(), head, reverse, temperature).item() == pytest.approx(0, abs=1e-4)
+
+
+class Capped(nn.Linear):
+    """A head that keeps its logits for its backward pass."""
+
+    def forward(self, x):
+        return 5 * torch.tanh(super().forward(x) / 5)
+
+
+def heads_of_all_sorts():
+    torch.manual_seed(1)
+    plain = nn.Linear(32, WORDS)
+    yield "with a bias", plain
+    yield "fake-quantized", fake.FakeQuantLinear(copy.deepcopy(plain), Scheme(3, "group", 32), "learned", masked=True)
+    yield "packed", round_to_nearest(plain.weight.detach(), Scheme(3, "group", 32)).pack()
+    capped = Capped(32, WORDS)
+    yield "capped", capped
+    frozen = copy.deepcopy(plain).requires_grad_(False)
+    yield "frozen", frozen
+    frozen.bias.requires_grad_(True)
+    yield "frozen but for its bias", frozen
+
+
+@pytest.mark.parametrize("kind", ["sft", *KINDS])
+@pytest.mark.parametrize("of_hidden", [True, False])
+def test_any_head_can_be_trained_or_stand_still(kind, of_hidden, monkeypatch):
+    """Tied to an embedding as well: its parameter gets both gradients."""
+    chunks_of(7, monkeypatch)
+    targets, of_teacher = torch.randint(0, WORDS, (TOKENS,)), torch.randn(TOKENS, WORDS)
+    for name, head in heads_of_all_sorts():
+        hidden = torch.randn(TOKENS, 32, requires_grad=of_hidden)
+        found = []
+        for ours in (True, False):
+            if kind == "sft":
+                loss = (
+                    objective.sft(hidden, head, targets)
+                    if ours
+                    else F.cross_entropy(head(hidden), targets, reduction="sum")
+                )
+            elif ours:
+                loss = objective.kd(hidden, head, of_teacher, nn.Identity(), *KINDS[kind])
+            else:
+                loss = plain_kd(head(hidden), of_teacher, *KINDS[kind])
+            trained = [t for t in (hidden, *head.parameters()) if t.requires_grad]
+            assert loss.requires_grad == bool(trained), name
+            found.append([loss.detach(), *(torch.autograd.grad(3 * loss, trained) if trained else ())])
+        for one, other in zip(*found, strict=True):
+            assert (one - other).abs().max() <= 1e-4 * other.abs().max(), name
+
+
+def test_a_tied_head_gets_both_gradients():
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS, bias=False)
+    head.weight = embedding.weight
+    ids = torch.randint(0, WORDS, (TOKENS,))
+    found = []
+    for loss in (objective.sft, lambda h, head, ids: F.cross_entropy(head(h), ids, reduction="sum")):
+        found += gradients(loss(embedding(ids), head, ids.flip(0)), head.weight)
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_without_gradients_only_the_value_is_found(monkeypatch):
+    head, teacher_head, hidden, of_teacher = student_and_teacher()
+    loss = objective.kd(hidden, head, of_teacher, teacher_head)
+    monkeypatch.delattr(objective, "_add_product")
+    with torch.no_grad():
+        assert torch.equal(objective.kd(hidden, head, of_teacher, teacher_head), loss)
 
 
 @pytest.mark.parametrize("rows", [7, 1000])

@@ -1,77 +1,41 @@
 """Fake quantization: layers that compute with the weights of a low-bit grid and train the full-precision ones behind it.
 
-A layer keeps its latent weight W and computes with what W's codes stand for. Rounding has no slope, so the gradient is taken
-straight through it (STE), with the scale and the zero point as constants:
-
-    W' = s (q - z),   q = clip(round(W / s) + z, low, high)             dL/dW = dL/dW'
-                                                        masked:         dL/dW = dL/dW' where low <= round(W/s) + z <= high, else 0
-
+A layer keeps its latent weight W and computes with what W's codes stand for, W' = s (q - z). Rounding has no slope, so the gradient
+is taken straight through it (STE), with the scale and the zero point as constants; how, and its mask, says `kernels.fake_quant`.
 The mask takes the gradient from weights that left the grid's range: they would go on moving and W' would not. Grids are found once
 (`fixed`), again from W at each forward (`step`), or their scales are trained along with the weights (`learned`, LSQ), zero points
 staying as they are:
 
-    s = s_0 exp(u)          dL/ds = sum over the grid of dL/dW' (q - z - W/s),   where W/s is left out for a weight beyond the range
+    s = s_0 exp(u)          dL/du = s dL/ds
 
 LSQ trains s itself, with its gradient scaled down, and masks W's; here it is u, which keeps a scale positive and makes an
 optimizer's step a relative one, so weights and scales can share a learning rate, and the mask is `masked`. Sources: Bengio et
 al. (1308.3432); mask: Hubara et al. (1609.07061); LSQ: Esser et al. (1902.08153). Grids, codes and W' are those of `grid`,
 scales rounded to float16, so a packed layer of the same codes computes the same, bit for bit.
 
-While replies are sampled weights stand still: `materialized` computes each W' once for all the tokens of a rollout.
+While replies are sampled weights stand still: `materialized` computes each W' once for all the tokens of a rollout, always in the
+same place, so that a CUDA graph that was captured in one rollout reads the weights of the next. In training, `together` does the
+same for each forward pass.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from helpers.kernels import LowBitLinear
+from helpers.kernels import LowBitLinear, backend
+from helpers.kernels.fake_quant import fake_quantize, fill
 from helpers.models import adapters, lowbit
 from helpers.quant.fit import layers_to_quantize, scheme_of_each
 from helpers.quant.grid import Quantized, encode, find_grids
 from helpers.quant.layers import is_low_bit, weight_of
 from helpers.quant.scheme import Scheme, SchemeError
+from helpers.quant.together import Together
 
 GRIDS = ("fixed", "step", "learned")
 WHERE = ("nowhere", "rollouts", "everywhere")  # which forwards are quantized; `rollouts`: those inside `materialized`
-
-
-class StraightThrough(torch.autograd.Function):
-    """W to W', and the gradient of W' to those of W and s; W `(rows, G, columns / G)`, scale and zero `(rows or 1, G, 1)`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int, masked: bool
-    ) -> torch.Tensor:
-        ratio = weight / scale
-        point = torch.round(ratio) + zero
-        code = point.clamp(low, high)
-        inside = code == point
-        learned = ctx.needs_input_grad[1]
-        ctx.save_for_backward(inside if masked else None, code - zero - ratio * inside if learned else None)
-        ctx.shape = scale.shape
-        return scale * (code - zero)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inside, slope = ctx.saved_tensors
-        of_scale = None if slope is None else (gradient * slope).sum_to_size(ctx.shape)
-        return gradient if inside is None else gradient * inside, of_scale, None, None, None, None
-
-
-class Half(torch.autograd.Function):
-    """A scale as it will be stored, rounded to float16; the gradient goes straight through."""
-
-    @staticmethod
-    def forward(ctx: Any, scale: torch.Tensor) -> torch.Tensor:
-        return scale.half().float()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
 
 
 class FakeQuantLinear(nn.Linear):
@@ -81,11 +45,10 @@ class FakeQuantLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.scheme, self.grids, self.masked, self.where = scheme, grids, masked, "everywhere"
-        self.low, self.high = (
-            int(scheme.symmetric),
-            2**scheme.bits - 1,
-        )  # the lowest code of a symmetric grid stays unused
-        self.held: torch.Tensor | None = None  # W' while it is materialized
+        self.low, self.high = int(scheme.symmetric), 2**scheme.bits - 1  # a symmetric grid's lowest code stays unused
+        self.held: torch.Tensor | None = None  # W' while it is known
+        self.place: torch.Tensor | None = None  # where it is then, each time
+        self.capturable = grids != "step" or scheme.granularity != "tensor"  # no kernel finds a whole matrix's grid
         scale, zero = find_grids(self.weight, scheme)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("zero", zero, persistent=False)
@@ -98,32 +61,56 @@ class FakeQuantLinear(nn.Linear):
             self.log_scale.data.zero_()
 
     def scales(self) -> torch.Tensor:
-        """The scales `(rows or 1, G)` as they are now, in float32 but rounded to float16; with a gradient if they are learned."""
-        if self.log_scale is None:
-            return self.scale.float()
-        return Half.apply(self.scale.float() * self.log_scale.exp())
+        """The scales `(rows or 1, G)` as they are now, rounded to float16."""
+        return self.trained_scales().detach().half()
 
-    def grouped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Weights `(rows, G, columns / G)`, scales and zero points `(rows or 1, G, 1)`, in float32."""
+    def trained_scales(self) -> torch.Tensor:
+        """The scales before they are rounded; with a gradient if they are learned."""
+        return self.scale if self.log_scale is None else self.scale * self.log_scale.exp()
+
+    def quantized_weight(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """W' `(rows, columns)`, through which gradients reach W."""
         if self.grids == "step":
-            self.find()
-        weight = self.weight.float().unflatten(1, (self.scale.shape[1], -1))
-        return weight, self.scales().unsqueeze(-1), self.zero.float().unsqueeze(-1)
+            self.follow()
+        return fake_quantize(self.weight, self.trained_scales(), self.zero, self.low, self.high, self.masked, dtype)
 
-    def quantized_weight(self) -> torch.Tensor:
-        """W' `(rows, columns)` in float32, through which gradients reach W."""
-        return StraightThrough.apply(*self.grouped(), self.low, self.high, self.masked).flatten(1)
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def follow(self) -> None:
+        """`find` for each step: a kernel where it can, which does not stop to say that a weight is not finite (the loss will)."""
+        if backend.usable(self.weight, self.scale) and self.capturable:
+            from helpers.kernels.fused import fake_quant
+
+            fake_quant.find(self.weight, self.scale, self.zero, self.scheme.bits, self.scheme.symmetric)
+        else:
+            self.find()
+
+    @torch.inference_mode(False)  # what is first computed for a reply may be trained with later
+    @torch.no_grad()
+    def fill(self) -> torch.Tensor:
+        """Compute W' into `place`, in the type of W; gives the scales, not yet rounded."""
+        if self.place is None or (self.place.device, self.place.dtype) != (self.weight.device, self.weight.dtype):
+            self.place = torch.empty_like(self.weight)
+        if self.grids == "step":
+            self.follow()
+        scale = self.trained_scales()
+        fill(self.place.data, self.weight, scale, self.zero, self.low, self.high)
+        return scale
 
     @torch.no_grad()
     def quantized(self) -> Quantized:
         """The codes and grids that the layer computes with."""
-        codes = encode(*self.grouped(), self.scheme).flatten(1).to(torch.uint8)
-        return Quantized(codes, self.scales().half(), self.zero, self.scheme)
+        if self.grids == "step":
+            self.follow()
+        scale = self.scales()
+        weight = self.weight.float().unflatten(1, (scale.shape[1], -1))
+        codes = encode(weight, scale.unsqueeze(-1), self.zero.unsqueeze(-1), self.scheme)
+        return Quantized(codes.flatten(1).to(torch.uint8), scale, self.zero, self.scheme)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight if self.held is None else self.held
         if self.held is None and self.where == "everywhere":
-            weight = self.quantized_weight()
+            weight = self.quantized_weight(x.dtype)
         return nn.functional.linear(x, weight.to(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
@@ -157,6 +144,7 @@ def insert(
         if each.numbers != "uniform":
             raise SchemeError(f"scheme = {each} cannot be trained through: fake quantization has uniform grids.")
     packed = lowbit.low_bit_layers(model)
+    part(model)
     restore(model)
     schemes = scheme_of_each(model, "rtn", scheme)
     for name, linear in layers_to_quantize(model, "rtn", schemes, ()).items():
@@ -170,6 +158,14 @@ def insert(
                         f"layer {name}: its latent weights do not round to its codes; make the run again."
                     )
         model.set_submodule(name, layer)
+    decoder = model.get_decoder()
+    decoder.together = Together(decoder, list(layers(decoder).values()))
+
+
+def part(model: PreTrainedModel) -> None:
+    """Let the fake-quantized layers no longer be computed together, before they are replaced."""
+    if together := model.get_decoder().__dict__.pop("together", None):
+        together.remove()
 
 
 def same_grids(packed: LowBitLinear, fake: FakeQuantLinear) -> bool:
@@ -216,9 +212,9 @@ def materialized(model: nn.Module) -> Iterator[None]:
     """
     found = [layer for layer in layers(model).values() if layer.where != "nowhere"]
     try:
-        with torch.no_grad():
-            for layer in found:
-                layer.held = layer.quantized_weight().to(layer.weight.dtype)
+        for layer in found:
+            layer.fill()
+            layer.held = layer.place
         yield
     finally:
         for layer in found:
@@ -239,6 +235,7 @@ def differing(codes: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -
 @torch.no_grad()
 def pack(model: PreTrainedModel) -> None:
     """Replace fake-quantized layers by packed ones that compute the same, which keep what they were rounded from as `latent`."""
+    part(model)
     for name, layer in layers(model).items():
         packed = layer.quantized().pack(layer.bias)
         packed.latent = layer.weight.detach()
@@ -246,7 +243,8 @@ def pack(model: PreTrainedModel) -> None:
     lowbit.mark(model)
 
 
-def remove(model: nn.Module) -> None:
+def remove(model: PreTrainedModel) -> None:
     """Replace fake-quantized layers by plain ones of their latent weights."""
+    part(model)
     for name, layer in layers(model).items():
         model.set_submodule(name, plain(layer.weight, layer.bias))

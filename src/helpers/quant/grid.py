@@ -98,7 +98,8 @@ def _errors(difference: torch.Tensor, shape: torch.Size, second: torch.Tensor | 
 
 def _grids(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
     top, middle = 2**scheme.bits - 1, 2 ** (scheme.bits - 1)
-    span = torch.maximum(-low, high) / (middle - 1) if scheme.symmetric else (high - low) / top
+    span, steps = (torch.maximum(-low, high), middle - 1) if scheme.symmetric else (high - low, top)
+    span = span / torch.full_like(span, steps)  # by a number, CUDA would multiply by 1 / steps, which is rounded
     scale = span.clamp(min=TINY).half()
     zero = torch.full_like(low, middle) if scheme.symmetric else torch.round(-low / scale.float()).clamp(0, top)
     return scale, zero
