@@ -44,7 +44,7 @@ def case(shape: tuple[int, int], bits: int, m: int, shrink: int, speed: float, r
     x = torch.randn(m, k, device=device, dtype=kind)
     weight = layer.dequantize()
     exact = x.float() @ weight.t()
-    moved = layer.nbytes + x.nbytes + exact.numel() * x.itemsize
+    beside = x.nbytes + exact.numel() * x.itemsize
     copies = max(3, -int(-CACHE // layer.nbytes)) if device.type == "cuda" else 1
     contenders = {"ours": [LowBitLinear.pack(codes, *layer.unpacked()[1:], bits) for _ in range(copies)]}
     contenders["bf16" if kind == torch.bfloat16 else "fp32"] = [plain(weight.to(kind)) for _ in range(copies)]
@@ -57,11 +57,15 @@ def case(shape: tuple[int, int], bits: int, m: int, shrink: int, speed: float, r
             seconds = measure.cold(calls, copies, repeats)
         else:
             seconds = measure.timed({name: lambda call=call: call(0) for name, call in calls.items()}, repeats)
-    limit = 1e6 * moved / speed
+    weights = {"ours": layer.nbytes, "bitsandbytes NF4": n * k * 9 // 16, "torchao int4": n * k * 17 // 32}
+    moved = {name: weights.get(name, n * k * kind.itemsize) + beside for name in contenders}
+    limit = 1e6 * moved["ours"] / speed
     target = TARGETS.get((shape, bits, m), limit / SHARE if m == 1 else None) if shrink == 1 else None
     values = {name: [1e6 * s for s in taken] for name, taken in seconds.items()}
     text = f"{n:,} x {k:,}, w{bits}g{GROUP}, {m} row{'s' if m > 1 else ''}"
-    return measure.row("low-bit linear", text, "us", values, "ours", limit=limit, target=target, error=error)
+    return measure.row(
+        "low-bit linear", text, "us", values, "ours", limit=limit, target=target, error=error, moved=moved
+    )
 
 
 def plain(weight: torch.Tensor) -> nn.Linear:

@@ -9,7 +9,7 @@ codes of columns c, width + c, 2 width + c, ...: one in each slot. So slot j of 
 `width` consecutive columns. A word holds 8 codes of 2 bits, 4 of 4 bits or 2 of 8 bits. Three words hold 16 codes of 3 bits: five
 each, and the last code in the bit that each of them has left.
 
-Beside the words lies a grid table: scale (float16) and zero point in one 32-bit word, a row of the table for each group of columns.
+Beside the words lies a table of grids: scale (float16) and zero point in one 32-bit word, a row for each group of columns.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import torch
 
 from helpers.kernels import backend
 
-WIDTHS = {2: (32, 16), 3: (16,), 4: (64, 32, 16), 8: (64, 32, 16)}  # of a tile of words, the one that is fastest first
+WIDTHS = {2: (32, 16), 3: (16,), 4: (32, 16), 8: (64, 32, 16)}  # of a tile of words, the one that is fastest first
 PADDING = 1.1  # times its bytes that a matrix may take: beyond, it stays as it was packed
 ROWS = 256  # of x; more are multiplied by unpacked weights
 
@@ -101,9 +101,12 @@ def restore(words: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def table(scale: torch.Tensor, zero: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """`(groups, rows)` int32 of `(rows or 1, groups)` scales and zero points: scale in the lower half, zero point in the upper."""
+    """`(groups + 1, rows)` int32 of `(rows or 1, groups)` scales and zero points: scale in the lower half, zero point in the upper.
+
+    In the last row, of zeros, the kernel counts.
+    """
     grids = zero.int() << 16 | scale.contiguous().view(torch.int16).int() & 0xFFFF
-    grids = torch.nn.functional.pad(grids.t(), (0, 0, 0, layout.padded // layout.group - scale.shape[1]))
+    grids = torch.nn.functional.pad(grids.t(), (0, 0, 0, layout.padded // layout.group + 1 - scale.shape[1]))
     return grids.expand(-1, layout.rows).contiguous()
 
 
@@ -115,7 +118,7 @@ def weights(words: torch.Tensor, grids: torch.Tensor, layout: Layout, dtype: tor
         return fused.weights(words, grids, layout, dtype)
     groups = torch.nn.functional.pad(restore(words, layout), (0, layout.padded - layout.columns))
     groups = groups.view(layout.rows, -1, layout.group).float()
-    scale, zero = grids.short().view(torch.float16).float(), (grids >> 16).float()
+    scale, zero = grids[:-1].short().view(torch.float16).float(), (grids[:-1] >> 16).float()
     found = (groups - zero.t().unsqueeze(-1)) * scale.t().unsqueeze(-1)
     return found.view(layout.rows, -1)[:, : layout.columns].to(dtype)
 
