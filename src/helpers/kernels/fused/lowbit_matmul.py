@@ -7,9 +7,9 @@ cores' own order, and there their slots become numbers one after the other, two 
     bits of 2^m + q = (word >> shift) & mask | bits of 2^m,      m = 7 in bfloat16, 10 in float16
     q - z           = (2^m + q) - (2^m + z)                      exact: both are whole numbers of m + 1 bits
 
-The scale multiplies a group's sum of products, in float32. Where W' has too few rows for all multiprocessors, `SPLIT` programs share
-a row's tiles, and the last that is ready adds up what they found (`product`). With one row of x, or a few, and many of W', that is
-done by the warps of one program (`few`). From Hopper on, a kernel is launched before the one in front of it has ended.
+The scale multiplies a group's sum of products, in float32. Where W' has too few rows for all multiprocessors, `SPLIT` programs
+share a row's tiles, and the last that is ready adds up what they found (`product`). With one row of x, or a few, and many of W',
+the warps of one program do that (`few`). From Hopper on, a kernel is launched before the one in front of it has ended.
 """
 
 import torch
