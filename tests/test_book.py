@@ -14,7 +14,7 @@ from scipy import stats
 import synthetic_runs as synthetic
 from helpers import evaluation, models, project, quant, records
 from helpers.evaluation.survival import survivals
-from helpers.report import book, findings, numbers, pages, publish, recovery, table
+from helpers.report import book, findings, numbers, pages, publish, recovery, speed, table
 
 CHECKOUT = synthetic.CHECKOUT
 BOOK = CHECKOUT / "book"
@@ -319,7 +319,7 @@ def test_prose_takes_its_numbers_from_the_results(path):
 
 
 def test_prose_uses_only_numbers_that_are_computed():
-    known = {*numbers.numbers(frame()), "pareto_downloads"}
+    known = {*numbers.numbers(frame()), *speed.numbers([]), "pareto_downloads"}
     for path in PROSE:
         assert set(re.findall(r"\{\{\s*(\w+)\s*\}\}", path.read_text())) <= known
 

@@ -14,7 +14,7 @@ from helpers import errors, params, project, records, runs
 from helpers.execute import execute
 
 TEMPLATES = project.templates()
-SMALLEST = {  # stage -> parameters; 07 compares the evaluations made here
+SMALLEST = {  # stage -> parameters; 07 compares the evaluations made here, 08 has a test of its own
     "base": {"size": "xs", "steps": 10, "batch_size": 50},
     "grpo": {"parent": "base-xs", "steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 8},
     "ptq": {"parent": "base-xs", "bits": 2},
@@ -84,6 +84,13 @@ def test_all_stages_at_their_smallest(own_runs, tmp_path):
     assert runs.read(lower.path).memory == results["ptq"].memory
     together = execute("pareto", {"parents": [made["eval"].run_id, lower.run_id]}, out=(tmp_path / "out").open("a"))
     assert {"pareto.svg", "pareto-dark.svg", "pareto.csv"} <= {path.name for path in together.path.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_speed_stage_keeps_each_measurement_whole(own_runs, tmp_path):
+    result = runs.read(execute("speed", {"work": "decode", "repeats": 1}, out=(tmp_path / "out").open("w")).path)
+    assert len(result.metrics) == 2 * 2 * 5  # sizes, numbers of sequences, widths
+    assert all(metric.detail["ours"] == metric.value for metric in result.metrics)
 
 
 @pytest.mark.slow

@@ -1,8 +1,57 @@
-"""Benchmarks: what low-bit work costs. A module a work, whose `rows(..., repeats)` gives its measurements (see `measure`)."""
+"""Benchmarks: what low-bit work costs, and what a user would pick instead, in the same process.
 
-from helpers.bench import grade, kd, linear, rollout
-from helpers.bench.measure import as_text, within
+A module a work, whose `rows(..., repeats)` gives its measurements (see `measure`), at full size on a GPU and small on a CPU.
+"""
 
-BENCHMARKS = {"linear": linear.rows, "rollout": rollout.rows, "kd": kd.rows, "grade": grade.rows}
+import gc
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
 
-__all__ = ["BENCHMARKS", "as_text", "within"]
+import torch
+
+from helpers.bench import decode, grade, kd, linear, rollout
+from helpers.bench.measure import as_metric, as_text
+from helpers.errors import UserError
+from helpers.staging import lock
+
+BENCHMARKS = {
+    "linear": linear.rows,
+    "rollout": rollout.rows,
+    "decode": decode.rows,
+    "kd": kd.rows,
+    "grade": grade.rows,
+}
+
+__all__ = ["BENCHMARKS", "as_metric", "as_text", "measured", "needs", "usual"]
+
+
+def measured(work: str, repeats: int) -> list[dict[str, Any]]:
+    """The rows of a work, measured while no other process of this project measures; what it kept on a GPU is freed for the next.
+
+    What libraries print meanwhile is dropped: some of them draw a progress bar for every layer.
+
+    Errors: `UserError` for an unknown name.
+    """
+    if work not in BENCHMARKS:
+        raise UserError(f"work = {work!r} is unknown: choose one of {', '.join(BENCHMARKS)}.")
+    alone = lock("bench", lambda: print("waiting for another measurement", file=sys.stderr))
+    with alone, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        rows = BENCHMARKS[work](repeats=repeats)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return rows
+
+
+def usual() -> list[str]:
+    """The works of this device: all but grading, which needs data, and on a CPU but the linear layers, whose kernels need a GPU."""
+    left_out = {"grade"} if torch.cuda.is_available() else {"grade", "linear"}
+    return [work for work in BENCHMARKS if work not in left_out]
+
+
+def needs(device: str) -> None:
+    """Raise `UserError` where this machine is not the `gpu` or `cpu` that was asked for; `any` is content with either."""
+    here = "gpu" if torch.cuda.is_available() else "cpu"
+    if device not in ("any", here):
+        raise UserError(f"device = {device} cannot be measured here: this machine would measure its {here}.")

@@ -1,8 +1,9 @@
 """How a measurement is made: all contenders in one process, each in turn, so that a busy machine slows them all alike.
 
 A row says `work`, `shape`, `unit`, `ours`, `peers` (name: value), `limit` (what the hardware allows: bytes over bandwidth, in the
-row's unit, or None), `target` (what ours must reach, or None), `better` (lower or higher), `ratio` (how many times better ours is
-than the best peer), `error` (ours against the reference, relative), `spread` (name: lower and upper quartile), `device`,
+row's unit, or None), `target` (what ours must reach, or None) and whether it is `reached`, `better` (lower or higher), `ratio` (how
+many times better ours is than the best peer), `error` (ours against the reference, relative), `spread` (name: lower and upper
+quartile), `moved` (name: bytes that a call has to read and write at least, or None), `repeats` (values behind a median), `device`,
 `versions` and `commit`. Values are medians. What is compared is checked for correctness before it is timed.
 """
 
@@ -96,8 +97,9 @@ def row(
     limit: float | None = None,
     target: float | None = None,
     error: float | None = None,
+    moved: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """One measurement, with where it was made: `values` of each contender in `unit`, of which `ours` is one."""
+    """One measurement, with where it was made: `values` of each contender in `unit`, of which `ours` is one (of `moved` too)."""
     middle = {name: median(found) for name, found in values.items()}
     spread = {
         n: [q for i, q in enumerate(quantiles(v, n=4)) if i != 1] if len(v) > 1 else [v[0]] * 2
@@ -106,6 +108,7 @@ def row(
     own = middle.pop(ours)
     best = (min if better == "lower" else max)(middle.values(), default=None)
     ratio = None if best is None else best / own if better == "lower" else own / best
+    reached = None if target is None else own <= target if better == "lower" else own >= target
     commit, dirty = project.commit()
     return {
         "work": work,
@@ -115,10 +118,13 @@ def row(
         "peers": middle,
         "limit": limit,
         "target": target,
+        "reached": reached,
         "better": better,
         "ratio": ratio,
         "error": error,
-        "spread": spread | {"ours": spread.pop(ours)},
+        "spread": {"ours" if name == ours else name: found for name, found in spread.items()},
+        "moved": moved and {"ours" if name == ours else name: found for name, found in moved.items()},
+        "repeats": len(values[ours]),
         "device": models.device_name(),
         "versions": {"python": platform.python_version()} | installed(),
         "commit": commit + ("+changes" if dirty else ""),
@@ -136,11 +142,10 @@ def installed() -> dict[str, str]:
     return found
 
 
-def within(row: dict[str, Any]) -> bool:
-    """Whether ours reaches its target."""
-    if row["target"] is None:
-        return True
-    return row["ours"] <= row["target"] if row["better"] == "lower" else row["ours"] >= row["target"]
+def as_metric(row: dict[str, Any]) -> dict[str, Any]:
+    """A measurement as a metric of a run, the whole row in its detail."""
+    where = {"task": "speed", "benchmark": row["shape"]}
+    return {"metric": row["work"], "value": row["ours"], "n": row["repeats"], **where, "detail": row}
 
 
 def as_text(row: dict[str, Any]) -> str:
@@ -152,12 +157,9 @@ def as_text(row: dict[str, Any]) -> str:
         lines.append(
             f"  {name:<26} {value:.4g} {row['unit']} ({low:.4g} to {high:.4g})   {row['ours'] / value:.3f} of it is ours"
         )
-    for name in ("limit", "target"):
-        if row[name] is not None:
-            end = (
-                ("reached" if within(row) else "not reached")
-                if name == "target"
-                else f"{row[name] / row['ours']:.2f} of ours"
-            )
-            lines.append(f"  {name:<26} {row[name]:.4g} {row['unit']}   {end}")
+    if row["limit"] is not None:
+        lines.append(f"  {'limit':<26} {row['limit']:.4g} {row['unit']}   {row['limit'] / row['ours']:.2f} of ours")
+    if row["target"] is not None:
+        end = "reached" if row["reached"] else "not reached"
+        lines.append(f"  {'target':<26} {row['target']:.4g} {row['unit']}   {end}")
     return "\n".join(lines)

@@ -30,6 +30,7 @@ from helpers.report import (
     publish,
     quantizers,
     recovery,
+    speed,
     table,
     verdicts,
 )
@@ -155,6 +156,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     local_df = table.rows([run.result for run in own])
     own_by_id = {run.result.run_id: run for run in own}
     has_figure = (folder / "results" / "pareto.svg").is_file()
+    measured = speed.read(folder / "results" / "speed.json")
     in_csv = (folder / "results" / "verdicts.csv").is_file()
 
     texts = {
@@ -175,7 +177,11 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "grpo-settings": pages.source(project.PACKAGE / "training" / "grpo.py", "return GRPOConfig("),
         "grpo-group": during.advantages(),
         "arms-ends": during.ends(df),
-        "kd": pages.measurements(folder / "results" / "speed.json", "KD"),
+        "speed-kd": speed.measurements(measured, "KD"),
+        "speed-all": speed.measurements(measured),
+        "speed-missed": speed.missed(measured),
+        "speed-devices": speed.devices(measured),
+        "speed-tests": speed.tests(folder / "results" / "kernel-tests.json"),
         "sticky": during.sticky(results),
         "verdicts": verdicts.verdict_page(findings.paper_1(df, results), in_csv),
         "findings": verdicts.verdict_page(findings.paper_2(results), in_csv),
@@ -185,7 +191,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "recovery-order": recovery.order(df),
         "recovery-simulated": recovery.simulated(df),
         **{f"recovery-{name}": recovery.cells(df, found) for name, found in recovery.TABLES.items()},
-        **{f"chart-{name}": pages.chart(folder, name) for name in pages.CHARTS},
+        **{f"chart-{name}": pages.chart(folder, name) for name in (*pages.CHARTS, *pages.SPEED_CHARTS)},
         **grading.rules(),
         "grading-benchmarks": grading.by_benchmark(folder / "results" / "grading.csv"),
         "grading-rewritings": grading.by_rewriting(folder / "results" / "grading.csv"),
@@ -197,6 +203,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     for name, text in texts.items():
         (folder / "_generated" / f"{name}.md").write_text(text)
     substitutions = numbers.numbers(df, lambda run_id: by_id[run_id].page)
+    substitutions |= speed.numbers(measured)
     substitutions["pareto_downloads"] = pages.downloads("results/pareto", "results/results.csv") if has_figure else ""
     return substitutions
 

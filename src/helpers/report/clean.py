@@ -26,6 +26,9 @@ LOADS = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|url\(\s*["']?https?:""",
     re.IGNORECASE,
 )
+NOISE = (  # of tqdm without widgets, of torchao's docstrings, of bitsandbytes on a CPU
+    *("IProgress not found", "SyntaxWarning: invalid escape", "Failed to load CPU gemm_4bit_forward"),
+)
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -63,9 +66,7 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell.metadata = nbformat.from_dict({key: value for key, value in kept.items() if value != []})
         cell.source = _shorten(cell.source, paths)
         if cell.cell_type == "code":
-            cell.outputs = _once(
-                output for output in cell.outputs if not _is_widget(output) and not _is_about_widgets(output)
-            )
+            cell.outputs = _once(output for output in cell.outputs if not _is_widget(output) and not _is_noise(output))
             for output in cell.outputs:
                 _clean_output(output, paths)
     return notebook
@@ -97,9 +98,9 @@ def _is_widget(output: nbformat.NotebookNode) -> bool:
     return any(kind in output.get("data", {}) for kind in WIDGETS)
 
 
-def _is_about_widgets(output: nbformat.NotebookNode) -> bool:
-    """tqdm's complaint that it cannot draw its bar as a widget says nothing about the run."""
-    return output.get("name") == "stderr" and "IProgress not found" in _text(output.text)
+def _is_noise(output: nbformat.NotebookNode) -> bool:
+    """What a package says of itself when it is first imported says nothing about the run."""
+    return output.get("name") == "stderr" and any(noise in _text(output.text) for noise in NOISE)
 
 
 def _clean_output(output: nbformat.NotebookNode, paths: dict[str, str]) -> None:

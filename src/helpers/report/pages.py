@@ -3,7 +3,6 @@
 Everything here is text in, text out; `book.py` decides what goes where.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pandas as pd
 from helpers.records import Result
 from helpers.report.numbers import STUDY, headline, memory
 
+NOT_MEASURED = "Not measured yet: `lowbit study speed`, then `lowbit publish speed`.\n"
 NOTHING = "Nothing has been published yet: `make study`, then `lowbit publish micro`.\n"
 PARETO_ALT = (
     "Accuracy against effective memory, one point a model, coloured by bits; the Pareto frontier is a step line"
@@ -35,6 +35,28 @@ CHARTS = {  # of `curves`: text for who cannot see it, caption
         "Reward and entropy against RL step; fake quantization is on in the shaded steps",
         "RL of model s in full precision, fake-quantized to 8, 3 or 2 bits (groups of 64) in the shaded steps alone. Lines are "
         "means over three training seeds, bands their range.",
+    ),
+}
+SPEED_CHARTS = {  # of `speed_figures` and `pareto_speed`
+    "speed-roofline": (
+        "Time of a linear layer against the bytes it moves, ours and other kernels, a panel for each number of input rows",
+        "One linear layer of an 8B model, its weights not in the GPU's cache: time against the bytes that it has to move at least. "
+        "On the line the device moves them as fast as it copies memory; nothing can lie below. Ours are stars, coloured by bits.",
+    ),
+    "speed-tokens": (
+        "Decoded tokens a second against bits of a weight, a panel for each model or number of sequences",
+        "Decoding with our engine: tokens a second over all sequences against the bits of a weight (packed below 16). Dotted: "
+        "what reading every weight once a token would allow; micro models, one line a size, are too far below that to show it.",
+    ),
+    "speed-grpo": (
+        "Time of one GRPO step by part, ours and the trainer with transformers' generate",
+        "One GRPO step by part. Both rows are the same trainer on the same problems; only what draws the replies differs.",
+    ),
+    "pareto-speed": (
+        "Accuracy against decoded tokens a second, coloured by bits, a panel for each number of sequences, with its frontier",
+        "Accuracy on arithmetic after RL against decoding speed; the marker is the size, weights are packed below 16 bits. "
+        "Accuracy: mean over training seeds with its 95 % interval (one seed: over problems), one greedy reply to each. "
+        "Speed: median, our engine, the device of the [speed chapter](/speed.md). What lies below the frontier is faded.",
     ),
 }
 LOCAL = '<span class="local-tag">local</span>'
@@ -149,12 +171,12 @@ def pareto(stem: str, alt: str, caption: str) -> str:
 
 
 def chart(folder: Path, name: str) -> str:
-    """A figure of training curves with its downloads, if it has been drawn."""
+    """A figure of curves or of speed with its downloads, if it has been drawn."""
     if not (folder / "results" / f"{name}.svg").is_file():
-        return NOTHING
-    files = {"the curves (CSV)": "csv", "the figure (SVG)": "svg"}
+        return NOT_MEASURED if name in SPEED_CHARTS else NOTHING
+    files = {"its numbers (CSV)": "csv", "the figure (SVG)": "svg"}
     links = " · ".join(f"{{download}}`{text} </results/{name}.{ending}>`" for text, ending in files.items())
-    return pareto(f"results/{name}", *CHARTS[name]) + f"\nDownload: {links}\n"
+    return pareto(f"results/{name}", *(CHARTS | SPEED_CHARTS)[name]) + f"\nDownload: {links}\n"
 
 
 def source(path: Path, start: str) -> str:
@@ -165,18 +187,6 @@ def source(path: Path, start: str) -> str:
     last = next(i for i in range(first + 1, len(lines)) if len(lines[i]) - len(lines[i].lstrip()) == indent)
     code = "\n".join(line[indent:] for line in lines[first : last + 1])
     return f"```python\n{code}\n```\n"
-
-
-def measurements(path: Path, work: str) -> str:
-    """The rows of speed.json whose work begins with `work`: ours beside the others, and the limit."""
-    rows = [row for row in json.loads(path.read_text()) if row["work"].startswith(work)] if path.is_file() else []
-    lines = []
-    for row in rows:
-        peers = ", ".join(f"{name}: {value:.3g}" for name, value in row["peers"].items())
-        limit = "" if row["limit"] is None else f"{row['limit']:g}"
-        lines.append([row["work"], row["shape"], row["unit"], f"{row['ours']:.3g}", peers, limit, row["device"]])
-    header = ["work", "shape", "unit", "ours", "others", "limit", "device"]
-    return table(header, lines) if lines else "Not measured yet: `lowbit bench kd --out book/results/speed.json`.\n"
 
 
 def pareto_caption(df: pd.DataFrame, study: str | None) -> str:

@@ -2,7 +2,7 @@
 
 A published run is `book/runs/<study>/<name>/{result.json, metrics.jsonl}` and the executed notebook, cleaned by `clean.py`,
 `book/runs/<study>/<name>.ipynb`; one that its study gives no page is its result.json alone. Models are never published: whoever
-wants one runs the command in its result.json. Then results.csv and the figure are made again from all published runs.
+wants one runs the command in its result.json. Then results.csv, speed.json and the figures are made again from all published runs.
 
 A call publishes everything or nothing: all of it is made in a copy under `_build/`, and two renames put that in place.
 """
@@ -22,7 +22,7 @@ from filelock import FileLock
 from helpers import project, records, runs
 from helpers.errors import UserError
 from helpers.records import Result
-from helpers.report import clean, findings, numbers, table, verdicts
+from helpers.report import clean, findings, numbers, speed, table, verdicts
 
 COPIED = ("result.json", "metrics.jsonl")
 SHOWN = ("run.ipynb", "metrics.jsonl")  # must be there, unchanged
@@ -86,18 +86,19 @@ def published(folder: Path | None = None) -> dict[str, Result]:
 
 
 def write_results(results: dict[str, Result], folder: Path) -> None:
-    """Write results.csv, and the figure where there is something to draw."""
+    """Write results.csv and speed.json, and the figures where there is something to draw."""
     df = table.rows(list(results.values()))
     records.write_text(folder / "results.csv", as_csv(df))
     (folder / "verdicts.csv").unlink(missing_ok=True)
     if verdicts.STUDY in set(df["study"]):
         found = findings.all_verdicts(df, list(results.values()))
         records.write_text(folder / "verdicts.csv", as_csv(found))
-    for old in {*folder.glob("*.svg"), *folder.glob("pareto*")}:
+    for old in {*folder.glob("*.svg"), *folder.glob("pareto*"), *folder.glob("speed-*")}:
         old.unlink()
     if not numbers.headline(df).empty:
         draw(df[df["study"] == numbers.STUDY], folder / "pareto")
     draw_curves(list(results.values()), folder)
+    draw_speed(df, speed.write(list(results.values()), folder), folder)
 
 
 def as_csv(df: pd.DataFrame) -> str:
@@ -123,6 +124,17 @@ def draw_curves(results: list[Result], folder: Path) -> None:
     from helpers.report import curves
 
     curves.write(results, folder)
+
+
+def draw_speed(df: pd.DataFrame, rows: list[speed.Row], folder: Path) -> None:
+    """Write the figures of the speed chapter, each with its CSV, where there are rows for them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from helpers.report import pareto_speed, speed_figures
+
+    speed_figures.write(rows, folder)
+    pareto_speed.write(df, rows, folder)
 
 
 def _plan(ref: str) -> list[tuple[str, Path | None, str, str, bool]]:

@@ -31,6 +31,8 @@ def rows(results: Iterable[Result]) -> pd.DataFrame:
 
 def _rows(result: Result) -> Iterator[dict]:
     model, memory = result.model, result.memory
+    if result.stage == "speed":  # a time is no score; these rows are speed.json
+        return
     for metric in result.metrics:
         yield {
             "study": result.study,
