@@ -218,7 +218,7 @@ def weights(words: torch.Tensor, grids: torch.Tensor, layout, dtype: torch.dtype
 
 
 def config(M: int, layout, processors: int) -> tuple:
-    """(kernel, BN, BM, SPLIT, UNROLL, warps, stages): what was fastest for such shapes on an H200, of several hundred tried."""
+    """(kernel, BN, BM, SPLIT, UNROLL, warps, stages): what was fastest on an H200, of several hundred tried with 4 bits."""
     BM = 8 if M <= 8 else min(triton.next_power_of_2(M), 64)
     unroll = 1 if BM == 64 else max(1, 256 // (layout.slots * layout.width))
     while layout.tiles % unroll:
@@ -228,7 +228,8 @@ def config(M: int, layout, processors: int) -> tuple:
         return few, 32, BM, 2, unroll, 2, 3
     BN = 128 if BM in (16, 64) else 64
     programs = triton.cdiv(layout.rows, BN) * triton.cdiv(M, BM)
-    split = max(1, min(3 * processors // programs, steps // 2, 8)) if programs <= layout.rows else 1
+    wanted = min((2 if BM == 64 else 4) * processors // programs, steps // 2, 8) if programs <= layout.rows else 1
+    split = 1 << max(0, wanted.bit_length() - 1)  # a power of two, for parts of one length
     warps = 2 if BM == 8 else 4 if M <= 64 else 8
     return product, BN, BM, split, unroll, warps, 4 if BM == 8 else 3
 
