@@ -3,13 +3,15 @@
     y = x W'^T + b,    W' = s (q - z)
 
 q are codes of `bits` bits, packed; s a float16 scale and z a zero point of `bits` bits for each grid, packed too. Without zero
-points z is the middle code, 2^(bits-1). No copy of W' outlives a call. This is the reference in plain PyTorch: it rebuilds W'
-in float32, then multiplies in the type of x.
+points z is the middle code, 2^(bits-1). No copy of W' outlives a call. The reference in plain PyTorch rebuilds W' in float32, then
+multiplies in the type of x. On a GPU `lowbit_matmul` does it: the first call arranges the codes as its kernel reads them, in place
+of the packed ones. What is saved, moved to another device or read with `unpacked` is always the packed stream, bit for bit.
 """
 
 import torch
 from torch import nn
 
+from helpers.kernels import backend, lowbit_matmul
 from helpers.kernels.packing import pack, unpack, words
 
 
@@ -17,9 +19,11 @@ class LowBitLinear(nn.Module):
     """`in_features` inputs (columns), `out_features` outputs (rows); `grids` a row, or one for the whole matrix (`per_tensor`).
 
     `latent`: the weight that the codes were rounded from, where it was trained and is to be kept; nothing computes with it.
+    `table`: the grids as the kernel reads them, 4 bytes each; while it is there, `codes` are arranged for the kernel.
     """
 
     latent: torch.Tensor | None = None
+    table: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -66,7 +70,10 @@ class LowBitLinear(nn.Module):
 
     def unpacked(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(codes `(rows, columns)` uint8, scale float16, zero points uint8), both `(rows or 1, grids)`."""
-        codes = unpack(self.codes, self.bits, self.in_features)
+        if self.table is None:
+            codes = unpack(self.codes, self.bits, self.in_features)
+        else:
+            codes = lowbit_matmul.restore(self.codes, self.layout)
         if self.zero is None:
             return codes, self.scale, torch.full_like(self.scale, 2 ** (self.bits - 1)).to(torch.uint8)
         return codes, self.scale, unpack(self.zero, self.bits, self.scale.numel()).view(self.scale.shape)
@@ -79,15 +86,50 @@ class LowBitLinear(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points, as they lie in memory and in the checkpoint."""
+        """Bytes of codes, scales and zero points, as they lie in the checkpoint and, but for `table`, in memory."""
         return sum(b.nbytes for b in (self.codes, self.scale, self.zero) if b is not None)
+
+    @property
+    def layout(self) -> "lowbit_matmul.Layout | None":
+        """How the kernel's codes are arranged; None where this layer's shape allows no such layout."""
+        return lowbit_matmul.Layout.of(self.bits, self.out_features, self.in_features, self.grids)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`(..., in_features)` to `(..., out_features)`, in the type of x."""
-        return nn.functional.linear(x, self.dequantize().to(x.dtype), None if self.bias is None else self.bias.to(x))
+        if self.table is None and backend.usable(x, self.codes) and not torch.cuda.is_current_stream_capturing():
+            self.arrange()
+        if self.table is None:
+            return nn.functional.linear(
+                x, self.dequantize().to(x.dtype), None if self.bias is None else self.bias.to(x)
+            )
+        rows = x.reshape(-1, self.in_features)
+        y = lowbit_matmul.matmul(rows, self.codes, self.table, self.layout, self.bias)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def arrange(self) -> None:
+        """Arrange the codes for the kernel, where the layer's shape allows it."""
+        if self.table is None and self.layout is not None:
+            codes, scale, zero = self.unpacked()
+            self.table = lowbit_matmul.table(scale, zero, self.layout)
+            self.codes = lowbit_matmul.arrange(codes, self.layout)
+
+    def restore(self) -> None:
+        """Pack the codes again."""
+        if self.table is not None:
+            self.codes, self.table = pack(self.unpacked()[0], self.bits), None
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.table is not None:
+            destination[prefix + "codes"] = pack(self.unpacked()[0], self.bits)
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        self.restore()
+        super()._load_from_state_dict(*args, **kwargs)
 
     def _apply(self, fn, recurse=True):
         """Move between devices, but never let `.to(bfloat16)` or `.half()` round a scale: float16 is what the codes belong to."""
+        self.restore()
         scale = self.scale
         super()._apply(fn, recurse)
         on_meta = scale.is_meta  # there is no value to keep then
