@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from helpers.models import adapters
 from helpers.quant import fake
-from helpers.sampling.engine import Engine, backend_of
+from helpers.sampling import backends
 
 
 class LogProbs:
@@ -67,19 +67,21 @@ class Trainer(GRPOTrainer):
         self.model.eval()
         try:
             with fake.materialized(self.model):
-                if backend_of(self.model) == "graph":
-                    return self._generate_by_engine(prompt_ids)
+                if backends.backend_of(self.model) == "graph":
+                    return self._by_engine(prompt_ids)
                 with LogProbs(self.model, self.temperature) as sampler:
                     replies, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
                 return replies, sampler.of(replies)
         finally:
             self.model.train()
 
-    def _generate_by_engine(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+    def _by_engine(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
         """Replies and their log-probabilities, as `_generate_single_turn` gives them."""
-        longest, pad = max(map(len, prompts)), self._tokenizer.pad_token_id
-        settings = (self.max_completion_length, self.eos_token_ids, pad, self.temperature, self.top_p)
-        drawn = Engine(self.model, len(prompts), longest, *settings).generate(prompts)
+        settings = backends.Settings(
+            self.max_completion_length, tuple(self.eos_token_ids), self._tokenizer.pad_token_id, len(prompts),
+            self.temperature, self.top_k, self.top_p,
+        )  # fmt: skip
+        drawn = backends.with_logprobs(self.model, prompts, settings)
         return [ids for ids, _ in drawn], [logprobs for _, logprobs in drawn]
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
