@@ -57,11 +57,11 @@ def test_rotation_and_store(heads, kv, d, normed, kind):
     weights = (normal(d, kind=kind), normal(d, kind=kind)) if normed else None
     angle = torch.rand(width, d // 2, device=DEVICE).repeat(1, 2) * 6
     cos, sin = angle.cos().to(kind), angle.sin().to(kind)
-    lengths = torch.tensor([0, 7, 19], device=DEVICE)
+    places, positions = torch.tensor([[2, 0, 1], [0, 7, 19]], device=DEVICE).unbind()
     caches = [[normal(rows, kv, width, d, kind=kind) for _ in range(2)]]
     caches.append([c.clone() for c in caches[0]])
     found, expected = (
-        module.rotate_store(query, key, value, weights, 1e-6, cos, sin, lengths, *cache)
+        module.rotate_store(query, key, value, weights, 1e-6, cos, sin, places, positions, *cache)
         for module, cache in zip((fused, reference), caches, strict=True)
     )
     close(found, expected, kind)

@@ -45,24 +45,25 @@ def rotate_store(
     eps: float,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    lengths: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Queries `(B, heads, d)` as attention needs them; keys and values `(B, kv_heads, d)` go into the cache at `lengths` `(B,)`.
+    """Queries `(n, heads, d)` of n tokens as attention needs them; their keys and values `(n, kv_heads, d)` go into the cache.
 
-    `weights`: of the norms of queries and keys, None without. `cos`, `sin` `(width, d)`; `keys`, `values` `(B, kv_heads, width, d)`.
+    They go to `rows` `(n,)` and `positions` `(n,)` of the cache's `keys` and `values` `(B, kv_heads, width, d)`. `weights`: of the
+    norms of queries and keys, None without. `cos`, `sin` `(width, d)`.
     """
     if backend.usable(query):
         from helpers.kernels.fused import decode
 
-        return decode.rotate_store(query, key, value, weights, eps, cos, sin, lengths, keys, values)
-    c, s = cos[lengths].unsqueeze(1), sin[lengths].unsqueeze(1)
+        return decode.rotate_store(query, key, value, weights, eps, cos, sin, rows, positions, keys, values)
+    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     if weights is not None:
         query, key = (add_norm(x, None, w, eps) for x, w in zip((query, key), weights, strict=True))
-    rows = torch.arange(len(lengths), device=lengths.device)
-    keys[rows, :, lengths] = key * c + turn(key) * s
-    values[rows, :, lengths] = value
+    keys[rows, :, positions] = key * c + turn(key) * s
+    values[rows, :, positions] = value
     return query * c + turn(query) * s
 
 

@@ -60,17 +60,24 @@ class State:
             mine[rows] = theirs
 
 
-def fingerprint(value: Any) -> Any:
-    """What a captured step depends on, of a module and all in it: places of tensors, plain values, hooks; else identities."""
+def fingerprint(model: nn.Module) -> list[Any]:
+    """What a captured step depends on besides numbers: modules, the places of their tensors, their hooks and plain settings."""
+    found: list[Any] = []
+    for module in model.modules():
+        found += (type(module), id(module))
+        for value in vars(module).values():
+            if isinstance(value, dict):
+                found += (mark(key, own) for key, own in value.items())
+            else:
+                found.append(mark("", value))
+    return found
+
+
+def mark(name: str, value: Any) -> Any:
+    """A tensor's place, a plain value, or which object it is."""
     if isinstance(value, torch.Tensor):
-        return value.data_ptr(), value.shape, value.stride(), value.dtype
-    if isinstance(value, nn.Module):
-        return type(value), *(fingerprint(own) for own in vars(value).values())
-    if isinstance(value, dict):
-        return tuple((key, fingerprint(own)) for key, own in value.items())
-    if isinstance(value, list | tuple | set):
-        return tuple(map(fingerprint, value))
-    return value if isinstance(value, bool | int | float | str) else id(value)
+        return name, value.data_ptr(), value.shape, value.dtype
+    return name, value if isinstance(value, bool | int | float | str) else id(value)
 
 
 class Engine:
@@ -124,6 +131,7 @@ class Engine:
     def _clear(self, model: nn.Module) -> None:
         """Begin with no row in use."""
         self.seed.random_()
+        self.clock.zero_()
         if self.graph is None or fingerprint(model) != self.source:
             self.graph = None
             self.decoder = Decoder(model, self.rows, self.width)
@@ -158,7 +166,7 @@ class Engine:
             self.lengths[row], self.counts[row] = len(prompts[self.owners[row]]), 1
         taken = [row for row in free if self.owners[row] is not None]
         rows, device = torch.tensor(taken, device=self.seed.device), self.seed.device
-        logits = self.decoder.read(model, [prompts[self.owners[row]] for row in taken], rows)
+        logits = self.decoder.read(model, [prompts[self.owners[row]] for row in taken], taken)
         begun = State.of(len(taken), self.limit, device)
         begun.ended.fill_(False)
         begun.lengths.copy_(torch.tensor([self.lengths[row] - 1 for row in taken]))  # the last token was read just now

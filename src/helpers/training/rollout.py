@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from trl import GRPOTrainer
 
 from helpers.models import adapters
 from helpers.quant import fake
 from helpers.sampling import backends
 
+LIKE = 0.7  # how much shorter than another a text may be that is padded to its length
 
 class LogProbs:
     """While open, notes the log-probability of each token that `model.generate` draws at `temperature`."""
@@ -91,9 +93,23 @@ class Trainer(GRPOTrainer):
         finally:
             self.inputs = None
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
-        """TRL's; in the loss it is followed by a look at the advantages, which may then be one a token: `(B, T)`."""
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple:
+        """TRL's, with texts of like length together, so that little padding is computed.
+
+        In the loss it is followed by a look at the advantages, which may then be one a token: `(B, T)`.
+        """
+        parts, rows = [], []
+        start = input_ids.shape[1] - logits_to_keep  # of the replies
+        for group, first, last in alike(attention_mask):
+            last = max(last, start + 1)
+            cut = (x[group, first:last] for x in (input_ids, attention_mask))
+            found = super()._get_per_token_logps_and_entropies(model, *cut, last - start, *args, **kwargs)
+            parts.append([functional.pad(x, (0, input_ids.shape[1] - last)) for x in found[:2]])
+            rows += group
+        back = torch.tensor(rows, device=input_ids.device).argsort()
+        found = (*(torch.cat(each)[back] for each in zip(*parts, strict=True)), None)
         if self.inputs is not None and "sampling_per_token_logps" in self.inputs:
             mask = self.inputs["completion_mask"].bool()
             ratio = (found[0].detach() - self.inputs["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
@@ -107,6 +123,23 @@ class Trainer(GRPOTrainer):
         found = torch.cat(self.differences)
         self.differences = []
         return {"mismatch_mean": float(found.mean()), "mismatch_max": float(found.max())}
+
+
+def alike(mask: torch.Tensor) -> list[tuple[list[int], int, int]]:
+    """Rows of `mask` `(B, T)` in groups of like length, each with the columns, from and to, that its texts need.
+
+    No text of a group is shorter than `LIKE` of the longest.
+    """
+    inside = mask.bool()
+    firsts = inside.int().argmax(1).tolist()
+    lasts = (mask.shape[1] - inside.flip(1).int().argmax(1)).tolist()
+    lengths = [last - first for first, last in zip(firsts, lasts, strict=True)]
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if not groups or lengths[row] < LIKE * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(row)
+    return [(rows, min(firsts[row] for row in rows), max(lasts[row] for row in rows)) for rows in groups]
 
 
 def weights(log_ratio: torch.Tensor, truncate: float) -> torch.Tensor:

@@ -54,13 +54,13 @@ def _normed(low, high, weight, cols, mask, eps, D: tl.constexpr, HALF: tl.conste
 
 @triton.jit
 def _rotate_store(
-    query, key, value, query_weight, key_weight, eps, cos, sin, lengths, turned, keys, values,
+    query, key, value, query_weight, key_weight, eps, cos, sin, places, positions, turned, keys, values,
     HEADS: tl.constexpr, KV: tl.constexpr, WIDTH, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     cols = tl.arange(0, BLOCK)
     mask = cols < HALF
-    at = tl.load(lengths + row)
+    at, place = tl.load(positions + row), tl.load(places + row)
     if head < HEADS + KV:
         c = tl.load(cos + at * D + cols, mask, 0.0).to(tl.float32)
         s = tl.load(sin + at * D + cols, mask, 0.0).to(tl.float32)
@@ -73,23 +73,23 @@ def _rotate_store(
             source = key + (row * KV + head - HEADS) * D + cols
             low, high = tl.load(source, mask, 0.0), tl.load(source + HALF, mask, 0.0)
             a, b = _normed(low, high, key_weight, cols, mask, eps, D, HALF, NORM)
-            goal = keys + ((row * KV + head - HEADS).to(tl.int64) * WIDTH + at) * D + cols
+            goal = keys + ((place * KV + head - HEADS) * WIDTH + at) * D + cols
         tl.store(goal, a * c - b * s, mask)
         tl.store(goal + HALF, b * c + a * s, mask)
     else:
         source = value + (row * KV + head - HEADS - KV) * D + cols
-        goal = values + ((row * KV + head - HEADS - KV).to(tl.int64) * WIDTH + at) * D + cols
+        goal = values + ((place * KV + head - HEADS - KV) * WIDTH + at) * D + cols
         tl.store(goal, tl.load(source, mask, 0.0), mask)
         tl.store(goal + HALF, tl.load(source + HALF, mask, 0.0), mask)
 
 
-def rotate_store(query, key, value, weights, eps, cos, sin, lengths, keys, values) -> torch.Tensor:
+def rotate_store(query, key, value, weights, eps, cos, sin, places, positions, keys, values) -> torch.Tensor:
     rows, heads, d = query.shape
     kv, half = key.shape[1], d // 2
     turned = torch.empty_like(query)
     first, second = weights or (query, query)
     _rotate_store[(rows, heads + 2 * kv)](
-        query, key, value, first, second, eps, cos, sin, lengths, turned, keys, values,
+        query, key, value, first, second, eps, cos, sin, places, positions, turned, keys, values,
         heads, kv, keys.shape[2], d, half, triton.next_power_of_2(half), weights is not None, num_warps=1,
     )  # fmt: skip
     return turned
