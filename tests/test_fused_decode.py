@@ -53,7 +53,11 @@ def test_norm(n, first, kind):
 @pytest.mark.parametrize("normed", [False, True])
 def test_rotation_and_store(heads, kv, d, normed, kind):
     rows, width = 3, 20
-    query, key, value = normal(rows, heads, d, kind=kind), normal(rows, kv, d, kind=kind), normal(rows, kv, d, kind=kind)
+    query, key, value = (
+        normal(rows, heads, d, kind=kind),
+        normal(rows, kv, d, kind=kind),
+        normal(rows, kv, d, kind=kind),
+    )
     weights = (normal(d, kind=kind), normal(d, kind=kind)) if normed else None
     angle = torch.rand(width, d // 2, device=DEVICE).repeat(1, 2) * 6
     cos, sin = angle.cos().to(kind), angle.sin().to(kind)
@@ -145,7 +149,9 @@ def test_no_token_outside_and_none_left_out(kind, top_k, top_p):
 
 def test_numbers_repeat_with_seed_and_step_and_differ_otherwise():
     logits = normal(1, 50).expand(64, -1).contiguous()
-    draws = [fused.draw(logits, 1.0, 0, 1.0, *numbers(*which))[0].tolist() for which in ((1, 0), (1, 0), (1, 1), (2, 0))]
+    draws = [
+        fused.draw(logits, 1.0, 0, 1.0, *numbers(*which))[0].tolist() for which in ((1, 0), (1, 0), (1, 1), (2, 0))
+    ]
     assert draws[0] == draws[1]
     assert len({tuple(d) for d in draws}) == 3
     assert len(set(draws[0])) > 5

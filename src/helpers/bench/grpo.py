@@ -1,8 +1,8 @@
 """`lowbit bench grpo`: a GRPO step, ours against TRL's own trainer with the `generate` of transformers, and where its time goes.
 
 On a CPU the micro study's stage; on a GPU also a model of Qwen3-0.6B shape with random weights. Contenders train in turn, each on
-a copy of the same model, and a contender's first step does not count. Parts of a step: `rollout`, `grading`, `forward and
-backward` of the loss, and the `rest`: optimizer, logging, and what TRL does between.
+a copy of the same model, and a contender's first step does not count. Parts of a step: `rollout`, `grading`, `training` (forward
+and backward of the loss), and `other`: optimizer, logging, and what TRL does between.
 """
 
 import copy
@@ -25,7 +25,7 @@ from helpers.sampling.backends import SWITCH
 from helpers.training import grpo, rollout
 
 MICRO, LARGE = 2.0, 5.0  # times faster than TRL
-PARTS = ("rollout", "grading", "forward and backward", "rest")
+PARTS = ("rollout", "grading", "training", "other")
 PEER = "TRL with generate"
 
 
@@ -106,8 +106,8 @@ def train(
         {
             "rollout": step["rollout"],
             "grading": step["grading"],
-            "forward and backward": step["step"] - step["drawn and graded"],
-            "rest": step["whole"] - step["step"] + step["drawn and graded"] - step["rollout"] - step["grading"],
+            "training": step["step"] - step["drawn and graded"],
+            "other": step["whole"] - step["step"] + step["drawn and graded"] - step["rollout"] - step["grading"],
         }
         for step in taken
     ]

@@ -1,4 +1,4 @@
-"""`lowbit bench rollout`: new tokens per second, our engine against what transformers brings, and low-bit policies against full ones.
+"""`lowbit bench rollout`: new tokens per second, our engine against transformers, and low-bit policies against full ones.
 
 All replies run to the same length, whatever they say, so that contenders do equal work. The limit of a step is what it must read,
 weights once and the keys and values of each row, over the measured bandwidth of the device. `error` is the mean difference, in
@@ -52,7 +52,7 @@ def micro(ref: str, replies: int, tokens: int, repeats: int, scheme: str = "w4g3
     prompts = sampling.prompt_ids(tokenizer, tasks.load("arithmetic", split="train", n=replies, seed=0))
     quantized = copy.deepcopy(model)
     fake.insert(quantized, Scheme.parse(scheme))
-    shape, work = f"{ref}, {replies} replies of {tokens} tokens", "rollout"
+    shape, work = f"{ref}, {{}}, {replies} sequences, {tokens} new tokens", "rollout"
     error = difference(model, prompts, tokens)
     with fake.materialized(quantized):
         found = speeds(
@@ -68,15 +68,23 @@ def micro(ref: str, replies: int, tokens: int, repeats: int, scheme: str = "w4g3
     target = OF_FULL * median(found["ours"])
     options = {"better": "higher", "error": error}
     return [
-        measure.row(work, shape, "tokens/s", found, "ours", **options),
-        measure.row(f"{work}, fake-quantized", f"{shape}, {scheme}", "tokens/s", low_bit, "ours", target=target, **options),
+        measure.row(work, shape.format("full precision"), "tokens/s", found, "ours", **options),
+        measure.row(
+            f"{work}, fake-quantized",
+            shape.format(f"{scheme} fake-quantized"),
+            "tokens/s",
+            low_bit,
+            "ours",
+            target=target,
+            **options,
+        ),
     ]
 
 
 def small(bandwidth: float, repeats: int, count: int = 64, length: int = 64, tokens: int = 128) -> list[dict[str, Any]]:
     """Qwen3-0.6B shape in bfloat16 against transformers, and fake-quantized."""
     model, prompts = build("0.6B"), random_prompts(count, length)
-    shape = f"Qwen3-0.6B shape, {count} prompts of {length} tokens, {tokens} new"
+    shape = f"Qwen3-0.6B shape, {{}}, {count} sequences, prompts of {length} tokens, {tokens} new tokens"
     options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth)}
     error = difference(model, prompts[:8], 64)
     found = speeds({"ours": lambda: ours(model, prompts, tokens)}, count * tokens, repeats)
@@ -89,15 +97,16 @@ def small(bandwidth: float, repeats: int, count: int = 64, length: int = 64, tok
             continue
         slow = {name: lambda work=work: work(model, prompts, tokens)}
         found |= speeds(slow, count * tokens, min(repeats, SLOW), warm=False)
-    rows = [measure.row("rollout", shape, "tokens/s", found, "ours", target=TARGET, error=error, **options)]
+    rows = [
+        measure.row("rollout", shape.format("bf16"), "tokens/s", found, "ours", target=TARGET, error=error, **options)
+    ]
     full = found["ours"]
     fake.insert(model, Scheme.parse("w4g128"))
     with fake.materialized(model):
         error = difference(model, prompts[:8], 64)
         found = speeds({"ours": lambda: ours(model, prompts, tokens)}, count * tokens, repeats)
-    found["bfloat16"] = full
-    target = OF_FULL * median(full)
-    shape += ", w4g128"
+    found["bf16"] = full
+    target, shape = OF_FULL * median(full), shape.format("w4g128 fake-quantized")
     return [
         *rows,
         measure.row("rollout, fake-quantized", shape, "tokens/s", found, "ours", target=target, error=error, **options),
@@ -117,11 +126,11 @@ def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), toke
             if bits == 16:
                 full[count] = found["ours"]
             else:
-                found["bfloat16"] = full[count]
+                found["bf16"] = full[count]
             rows.append(
                 measure.row(
                     "rollout" if bits == 16 else "rollout, packed",
-                    f"Qwen3-8B shape, {count} prompts of 64 tokens, {tokens} new, {'bfloat16' if bits == 16 else f'w{bits}g128'}",
+                    f"Qwen3-8B shape, {'bf16' if bits == 16 else f'w{bits}g128'}, {count} sequences, prompts of 64 tokens, {tokens} new tokens",
                     "tokens/s", found, "ours", better="higher", limit=limit(model, prompts, tokens, bandwidth),
                     target=PACKED * median(full[count]) if bits == 4 else None, error=error,
                 )

@@ -103,7 +103,7 @@ def allowed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) 
     if top_p < 1:
         ordered = z.sort(-1, descending=True).values
         before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-        before[:, 0] = 0.0
+        before[:, 0].zero_()
         last = (before < top_p).sum(-1, keepdim=True) - 1
         z = z.masked_fill(z < ordered.gather(1, last), -torch.inf)
     return z

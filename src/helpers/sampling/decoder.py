@@ -92,7 +92,10 @@ class Decoder:
         positions = torch.arange(longest, device=device).repeat(len(first))
 
         def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-            of_prompts = query.unflatten(0, ids.shape).transpose(1, 2), *(x[places, :, :longest] for x in (keys, values))
+            of_prompts = (
+                query.unflatten(0, ids.shape).transpose(1, 2),
+                *(x[places, :, :longest] for x in (keys, values)),
+            )
             found = functional.scaled_dot_product_attention(*of_prompts, is_causal=True, scale=scale, enable_gqa=True)
             return found.transpose(1, 2).flatten(0, 1)
 
@@ -122,7 +125,8 @@ class Decoder:
             own, mlp = layer.self_attn, layer.mlp
             normed = norm(layer.input_layernorm, hidden, change)
             query, key, value = (
-                x.unflatten(-1, (-1, self.head_dim)) for x in together(normed, own.q_proj, own.k_proj, own.v_proj, aside=aside)
+                x.unflatten(-1, (-1, self.head_dim))
+                for x in together(normed, own.q_proj, own.k_proj, own.v_proj, aside=aside)
             )
             weights, eps = None, 0.0
             if hasattr(own, "q_norm"):

@@ -71,8 +71,8 @@ def sample(
 ) -> list[Reply]:
     """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
-    `batch_size` counts replies; `top_k` 0 and `top_p` 1 leave nothing out. The same seed, batch size and back end give the same replies on one machine. `prompt` is one of
-    `tasks.STYLES`.
+    `batch_size` counts replies; `top_k` 0 and `top_p` 1 leave nothing out. The same seed, batch size and back end give the same
+    replies on one machine. `prompt` is one of `tasks.STYLES`.
 
     Errors: `UserError` for equal replies, and for prompts that the model cannot read.
     """

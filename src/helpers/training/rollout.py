@@ -23,6 +23,7 @@ from helpers.sampling import backends
 
 LIKE = 0.7  # how much shorter than another a text may be that is padded to its length
 
+
 class LogProbs:
     """While open, notes the log-probability of each token that `model.generate` draws at `temperature`."""
 
@@ -64,6 +65,8 @@ class Trainer(GRPOTrainer):
         self.inputs: dict[str, Any] | None = None  # of the loss that is being computed
         self.differences: list[torch.Tensor] = []
 
+    # Not TRL's experimental `rollout_func`: it is given messages, so the chat template would be ours to apply, and TRL's own
+    # `generate`, which `hf` needs, cannot be called from there.
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list, list]:
         """TRL's, with W' computed once, without dropout, and with the sampler's log-probabilities, which TRL then keeps."""
         self.model.eval()
@@ -94,7 +97,13 @@ class Trainer(GRPOTrainer):
             self.inputs = None
 
     def _get_per_token_logps_and_entropies(
-        self, model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+        self,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple:
         """TRL's, with texts of like length together, so that little padding is computed.
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 CHUNK = 4_096  # logits that one program of the draw reads
-TILE = 64  # cached tokens that attention reads at a time
+TILE = 32  # cached tokens that attention reads at a time
 PROGRAMS = 264  # two a multiprocessor of an H200: attention splits the cache where rows and heads give fewer
 TOP = tl.constexpr(-2147483648)  # the sign bit
 
@@ -99,7 +99,7 @@ def rotate_store(query, key, value, weights, eps, cos, sin, places, positions, k
 def _attend(
     query, keys, values, lengths, out, maxima, sums, scale, WIDTH,
     KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    G: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, EXACT: tl.constexpr,
+    G: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, 
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(lengths + row).to(tl.int32) + 1
@@ -121,20 +121,14 @@ def _attend(
         there = seen[:, None] & (d[None, :] < D)
         k = tl.load(keys + places, there, 0.0)
         v = tl.load(values + places, there, 0.0)
-        if EXACT:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        else:
-            scores = tl.dot(q, tl.trans(k))
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.where(seen[None, :], scores * (scale * LOG2E), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         p = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(top - higher)
         total = total * shrink + tl.sum(p, 1)
         sum_v = sum_v * shrink[:, None]
-        if EXACT:
-            sum_v += tl.dot(p, v, input_precision="ieee")
-        else:
-            sum_v += tl.dot(p.to(v.dtype), v)
+        sum_v += tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = higher
     if SPLITS == 1:
         tl.store(out + heads[:, None] * D + d[None, :], sum_v / total[:, None], inside)
@@ -161,7 +155,7 @@ def attend(query, keys, values, lengths, scale) -> torch.Tensor:
     kv, width = keys.shape[1], keys.shape[2]
     group = heads // kv
     g, bd = max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(d))
-    splits = max(1, min(PROGRAMS // (rows * kv), triton.cdiv(width, 2 * TILE)))
+    splits = max(1, min(PROGRAMS // (rows * kv), triton.cdiv(width, 4 * TILE)))
     out = torch.empty_like(query)
     parts, maxima, sums = out, out, out
     if splits > 1:
@@ -169,7 +163,7 @@ def attend(query, keys, values, lengths, scale) -> torch.Tensor:
         maxima, sums = query.new_empty((2, rows * heads, splits), dtype=torch.float32)
     _attend[(rows, kv, splits)](
         query, keys, values, lengths, parts, maxima, sums, scale, width,
-        kv, group, d, g, bd, TILE, splits, query.dtype == torch.float32, num_warps=4, num_stages=3,
+        kv, group, d, g, bd, TILE, splits, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _merge[(rows * heads,)](parts, maxima, sums, out, d, bd, splits, triton.next_power_of_2(splits), num_warps=1)
