@@ -348,6 +348,13 @@ def test_the_back_end_is_chosen(pair, monkeypatch):
         backend_of(model)
 
 
+class Optional:
+    optional = True
+
+    def hook(self, *_):
+        """Nothing that a step needs."""
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -362,6 +369,8 @@ def test_the_back_end_is_chosen(pair, monkeypatch):
 def test_models_whose_step_is_not_taken(pair, monkeypatch, change, reason):
     monkeypatch.delenv("LOWBIT_SAMPLER", raising=False)
     model = copy.deepcopy(pair[0])
+    model.model.register_forward_hook(Optional().hook)
+    assert backend_of(model) == "graph"
     change(model)
     assert backend_of(model) == "hf"
     with pytest.raises(UserError, match=f"^backend = 'graph' cannot sample this model: {reason}.*; use 'hf'\\.$"):

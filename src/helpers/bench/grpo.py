@@ -1,8 +1,8 @@
 """`lowbit bench grpo`: a GRPO step, ours against TRL's own trainer with the `generate` of transformers, and where its time goes.
 
 On a CPU the micro study's stage; on a GPU also a model of Qwen3-0.6B shape with random weights. Contenders train in turn, each on
-a copy of the same model, and a contender's first step does not count. Parts of a step: `rollout`, `grading`, `training` (forward
-and backward of the loss), and `other`: optimizer, logging, and what TRL does between.
+a copy of the same model; a contender's first step does not count, nor a short training before, in which libraries compile what
+both use. Parts of a step: `rollout`, `grading`, `training` (forward and backward of the loss), and `other`: optimizer, logging, and what TRL does between.
 """
 
 import copy
@@ -51,7 +51,7 @@ def rows(ref: str = "base-s", steps: int = 8, rounds: int = 2, repeats: int = 9)
         shape = "Qwen3-0.6B shape, 8 prompts of 8 replies, 128 tokens"
         model = build("0.6B")
         model.generation_config.eos_token_id = tokenizer.eos_token_id
-        found += measured(model, tokenizer, {"ours": min(6, repeats + 1), PEER: 3}, 1, settings, shape, LARGE)
+        found += measured(model, tokenizer, {"ours": min(8, repeats + 1), PEER: 3}, 1, settings, shape, LARGE)
     return found
 
 
@@ -66,6 +66,7 @@ def measured(
 ) -> list[dict[str, Any]]:
     """A row for the whole step and one for each part."""
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+    train(copy.deepcopy(model), tokenizer, min(3, *steps.values()), False, settings)
     for _ in range(rounds):
         for name, count in steps.items():
             taken[name] += train(copy.deepcopy(model), tokenizer, count, name == PEER, settings)[1:]

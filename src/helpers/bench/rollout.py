@@ -113,7 +113,7 @@ def small(bandwidth: float, repeats: int, count: int = 64, length: int = 64, tok
     ]
 
 
-def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), tokens: int = 64) -> list[dict[str, Any]]:
+def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), tokens: int = 128) -> list[dict[str, Any]]:
     """Qwen3-8B shape: packed in 4 and 2 bits against bfloat16."""
     model, rows, full = build("8B"), [], {}
     for bits in (16, 4, 2):
@@ -127,14 +127,12 @@ def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), toke
                 full[count] = found["ours"]
             else:
                 found["bf16"] = full[count]
-            rows.append(
-                measure.row(
-                    "rollout" if bits == 16 else "rollout, packed",
-                    f"Qwen3-8B shape, {'bf16' if bits == 16 else f'w{bits}g128'}, {count} sequences, prompts of 64 tokens, {tokens} new tokens",
-                    "tokens/s", found, "ours", better="higher", limit=limit(model, prompts, tokens, bandwidth),
-                    target=PACKED * median(full[count]) if bits == 4 else None, error=error,
-                )
-            )  # fmt: skip
+            name = "bf16" if bits == 16 else f"w{bits}g128"
+            shape = f"Qwen3-8B shape, {name}, {count} sequences, prompts of 64 tokens, {tokens} new tokens"
+            options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth), "error": error}
+            target = PACKED * median(full[count]) if bits == 4 else None
+            work = "rollout" if bits == 16 else "rollout, packed"
+            rows.append(measure.row(work, shape, "tokens/s", found, "ours", target=target, **options))
     return rows
 
 

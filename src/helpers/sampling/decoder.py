@@ -46,8 +46,10 @@ def obstacle(model: PreTrainedModel) -> str:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether more happens than the module's own forward when it is called."""
-    return any(getattr(module, name) for name in HOOKS) or "forward" in vars(module)
+    """Whether more happens than the module's own forward when it is called; hooks of an object that is `optional` may be left out."""
+    hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
+    needed = any(not getattr(getattr(hook, "__self__", None), "optional", False) for hook in hooks)
+    return needed or "forward" in vars(module)
 
 
 def norm(module: nn.Module, hidden: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:

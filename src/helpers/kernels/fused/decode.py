@@ -99,7 +99,7 @@ def rotate_store(query, key, value, weights, eps, cos, sin, places, positions, k
 def _attend(
     query, keys, values, lengths, out, maxima, sums, scale, WIDTH,
     KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    G: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, 
+    G: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.load(lengths + row).to(tl.int32) + 1
