@@ -2,7 +2,8 @@
 
 On a CPU the micro study's stage; on a GPU also a model of Qwen3-0.6B shape with random weights. Contenders train in turn, each on
 a copy of the same model; a contender's first step does not count, nor a short training before, in which libraries compile what
-both use. Parts of a step: `rollout`, `grading`, `training` (forward and backward of the loss), and `other`: optimizer, logging, and what TRL does between.
+both use. Parts of a step: `rollout`, `grading`, `training` (forward and backward of the loss), and `other` (optimizer, logging,
+what TRL does between).
 """
 
 import copy

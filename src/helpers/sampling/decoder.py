@@ -46,7 +46,7 @@ def obstacle(model: PreTrainedModel) -> str:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether more happens than the module's own forward when it is called; hooks of an object that is `optional` may be left out."""
+    """Whether more than the module's own forward happens when it is called; hooks of an `optional` object may be left out."""
     hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
     needed = any(not getattr(getattr(hook, "__self__", None), "optional", False) for hook in hooks)
     return needed or "forward" in vars(module)
