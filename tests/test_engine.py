@@ -166,6 +166,14 @@ def test_replies_do_not_depend_on_how_many_rows_they_share(pair):
     assert len({len(ids) for ids in one}) > 3
 
 
+def test_a_small_gpu_gets_fewer_rows(pair, monkeypatch):
+    """xs has 3 layers of 2 heads of 16 numbers, keys and values: 768 bytes a token in float32, 49,152 bytes for 64 tokens."""
+    monkeypatch.setattr(engines, "memory_of", lambda device: 49_152 * 10)
+    model = copy.deepcopy(pair[0])
+    assert [engine_for(model, rows, 60, 20, (1,), 0.0, 0, 1.0).rows for rows in (3, 99)] == [3, 4]
+    assert engine_for(model, 99, 1_000, 20, (1,), 0.0, 0, 1.0).rows == 1
+
+
 def test_simulated_norms_and_hooked_modules_are_called(pair):
     model = copy.deepcopy(pair[0])
     called = []

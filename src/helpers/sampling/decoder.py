@@ -61,6 +61,12 @@ def norm(module: nn.Module, hidden: torch.Tensor, change: torch.Tensor | None = 
     return module(hidden)
 
 
+def cached_bytes(model: PreTrainedModel, width: int) -> int:
+    """Bytes of the keys and values of `width` tokens."""
+    each = 2 * model.config.num_key_value_heads * model.model.layers[0].self_attn.head_dim
+    return width * each * len(model.model.layers) * model.get_input_embeddings().weight.element_size()
+
+
 class Decoder:
     """The cache of `rows` sequences of up to `width` tokens, and steps of the model that it was made for on it."""
 

@@ -22,10 +22,11 @@ from torch import nn
 
 from helpers.kernels import backend, decode
 from helpers.models import adapters
-from helpers.sampling.decoder import Decoder
+from helpers.sampling.decoder import Decoder, cached_bytes
 
 CHECK = 8  # tokens between two looks at which replies have ended
 MULTIPLE = 64  # of the cache's width, so that rollouts of like length share a graph
+CACHE = 0.4  # of a GPU's memory, at most, for keys and values
 SHARE = 8  # one row in so many must be free before waiting prompts are read, or rows given up
 Drawn = tuple[list[int], list[float]]  # a reply's tokens, end mark included, and their log-probabilities
 
@@ -240,12 +241,22 @@ def side_stream() -> Any:
 ENGINES: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()  # the last of each model
 
 
+def memory_of(device: torch.device) -> float:
+    """Bytes of a GPU; elsewhere there is no bound."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+
+
 def engine_for(model: nn.Module, rows: int, width: int, limit: int, ends: Sequence[int], *settings: float) -> Engine:
-    """The engine kept for the model, or a new one where that is another's size. `settings`: temperature, top_k, top_p."""
+    """The engine kept for the model, or a new one where that is another's size. `settings`: temperature, top_k, top_p.
+
+    It has fewer rows where their cache would take more than `CACHE` of a GPU: the other prompts wait.
+    """
     base = adapters.base_of(model)
+    width = -(-width // MULTIPLE) * MULTIPLE
+    rows = int(max(1, min(rows, CACHE * memory_of(base.device) // cached_bytes(base, width))))
     kept = ENGINES.get(base)
     if kept is None or not kept.fits(rows, width, limit, ends, settings):
         ENGINES.pop(base, None)
         kept = None  # its memory is free before the new one takes its own
-        kept = ENGINES[base] = Engine(model, rows, -(-width // MULTIPLE) * MULTIPLE, limit, ends, *settings)
+        kept = ENGINES[base] = Engine(model, rows, width, limit, ends, *settings)
     return kept
