@@ -258,9 +258,12 @@ def by_hand(tokenizer, model, tmp_path, monkeypatch, loss, truncate=0.0):
     trainer.model.train()
     ratio = torch.tensor([[1.0, 1.5, 0.5], [0.9, 1.0, 1.0]])
     logps = torch.full((2, 3), -1.0) + ratio.log()
-    monkeypatch.setattr(
-        GRPOTrainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (logps, torch.zeros(2, 3), None)
-    )
+
+    def of_texts(trainer, model, ids, attention, kept, **_):
+        rows = [0 if n == 4 else 1 for n in attention.sum(1).tolist()]
+        return logps[rows, :kept], torch.zeros(len(rows), kept), None
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", of_texts)
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     inputs = {
         "prompt_ids": torch.tensor([[3], [3]]),
@@ -295,6 +298,37 @@ def test_losses_by_hand(model, tokenizer, tmp_path, monkeypatch, loss, truncate,
     differences = torch.tensor([0.5, 1.0, 4.0, 3.0]).log().abs()
     assert mismatch["mismatch_mean"] == pytest.approx(differences.mean().item(), abs=1e-6)
     assert mismatch["mismatch_max"] == pytest.approx(differences.max().item(), abs=1e-6)
+
+
+def test_texts_of_like_length_go_together():
+    mask = torch.tensor(
+        [[0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]]
+    )
+    assert rollout.alike(mask) == [([1, 4], 0, 6), ([3, 2], 0, 6), ([0], 1, 3)]
+    assert rollout.alike(torch.ones(3, 5)) == [([0, 1, 2], 0, 5)]
+
+
+@pytest.mark.parametrize("policy", ["full", "qaft"])
+def test_log_probabilities_in_groups_are_those_of_all_texts_at_once(model, tokenizer, tmp_path, policy):
+    config = grpo.settings("grpo", 1, 1, 4, 1e-3, 1.0, 6, 0, str(tmp_path))
+    model = precision.apply(model, policy, "w4g64") if policy == "qaft" else model
+    trainer = rollout.Trainer(
+        model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config, processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": "1"}]),
+    )  # fmt: skip
+    ids = torch.randint(3, 40, (4, 9))
+    mask = torch.tensor([[0, 0, 1] + [1] * 6, [1] * 3 + [1] * 1 + [0] * 5, [0, 1, 1] + [1] * 2 + [0] * 4, [1] * 9])
+    found = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 6, compute_entropy=True)
+    expected = GRPOTrainer._get_per_token_logps_and_entropies(
+        trainer, trainer.model, ids, mask, 6, compute_entropy=True
+    )
+    inside = mask[:, 3:].bool()
+    for mine, theirs in zip(found[:2], expected[:2], strict=True):
+        assert mine.shape == theirs.shape == (4, 6)
+        assert torch.allclose(mine[inside], theirs[inside], atol=1e-5)
+    gradients = [torch.autograd.grad(x[0][inside].sum(), model.model.norm.weight)[0] for x in (found, expected)]
+    assert torch.allclose(*gradients, atol=1e-4)
+    model.__dict__.pop("forward", None)
 
 
 @pytest.mark.slow

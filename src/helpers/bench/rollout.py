@@ -1,54 +1,222 @@
-"""`lowbit bench rollout`: replies sampled from a quantized policy against those of the full-precision one."""
+"""`lowbit bench rollout`: new tokens per second, our engine against transformers, and low-bit policies against full ones.
+
+All replies run to the same length, whatever they say, so that contenders do equal work. The limit of a step is what it must read,
+weights once and the keys and values of each row, over the measured bandwidth of the device. `error` is the mean difference, in
+nats, between the engine's log-probabilities and those of the model's own forward over the whole text.
+"""
 
 import copy
+import logging
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from torch import nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen3Config
 
 from helpers import models, sampling, tasks
 from helpers.bench import measure
+from helpers.kernels import LowBitLinear
 from helpers.quant import Scheme, fake
+from helpers.sampling import backends
 
-TARGET = 1.1  # times the full-precision rollout
+TARGET = 20_000.0  # tokens per second, Qwen3-0.6B shape, 64 sequences
+OF_FULL = 0.95  # a fake-quantized policy against the full-precision one
+PACKED = 2.0  # a packed 4-bit policy against the bfloat16 one, at Qwen3-8B shape
+SHAPES = {  # random weights: speed does not depend on their values
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "8B": {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+VOCABULARY = 151_936
+SLOW = 2  # calls of a contender that takes many seconds
+Prompts = list[list[int]]
 
 
-def rows(
-    ref: str = "base-s", scheme: str = "w8pt-sym", replies: int = 128, tokens: int = 64, repeats: int = 9
-) -> list[dict[str, Any]]:
-    """Rollouts of a fake-quantized policy against the full-precision one: `replies` replies of exactly `tokens` tokens.
-
-    Ours materializes the quantized weights once a rollout, as in training; the peer `quantized at every token` does not. Replies
-    run to the limit, whatever they say, so that all contenders do equal work.
-    """
+def rows(ref: str = "base-s", replies: int = 128, tokens: int = 64, repeats: int = 9) -> list[dict[str, Any]]:
+    """On a CPU the micro model `ref` alone; on a GPU also the shapes of Qwen3-0.6B and 8B."""
     models.seed_everything(0)
-    full, tokenizer = models.load(ref)
-    low_bit = copy.deepcopy(full)
-    fake.insert(low_bit, Scheme.parse(scheme))
-    problems = tasks.load("arithmetic", split="train", n=replies, seed=0)
-    ids = tokenizer.pad({"input_ids": sampling.prompt_ids(tokenizer, problems)}, return_tensors="pt").to(full.device)
-    config = GenerationConfig(
-        do_sample=True, top_k=0, min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=full.generation_config.eos_token_id,
-    )  # fmt: skip
+    found = micro(ref, replies, tokens, repeats)
+    if torch.cuda.is_available():
+        bandwidth = measure.bandwidth()
+        found += small(bandwidth, repeats) + large(bandwidth, repeats)
+    return found
 
-    @torch.no_grad()
-    def generate(model: torch.nn.Module) -> None:
-        model.generate(**ids, generation_config=config)
 
-    def materialized() -> None:
-        with fake.materialized(low_bit):
-            generate(low_bit)
-
-    contenders = {
-        "full precision": lambda: generate(full),
-        "materialized": materialized,
-        "quantized at every token": lambda: generate(low_bit),
-    }
-    seconds = measure.timed(contenders, repeats)
-    shape = f"{ref} at {scheme}, {replies} replies of {tokens} tokens"
-    target = TARGET * median(seconds["full precision"])
+def micro(ref: str, replies: int, tokens: int, repeats: int, scheme: str = "w4g32") -> list[dict[str, Any]]:
+    """A micro model, in full precision and fake-quantized."""
+    model, tokenizer = models.load(ref)
+    prompts = sampling.prompt_ids(tokenizer, tasks.load("arithmetic", split="train", n=replies, seed=0))
+    quantized = copy.deepcopy(model)
+    fake.insert(quantized, Scheme.parse(scheme))
+    shape, work = f"{ref}, {{}}, {replies} sequences, {tokens} new tokens", "rollout"
+    error = difference(model, prompts, tokens)
+    with fake.materialized(quantized):
+        found = speeds(
+            {
+                "ours": lambda: ours(model, prompts, tokens),
+                "transformers generate": lambda: generate(model, prompts, tokens),
+                "fake-quantized": lambda: ours(quantized, prompts, tokens),
+            },
+            replies * tokens,
+            repeats,
+        )
+    low_bit = {"ours": found.pop("fake-quantized"), "full precision": found["ours"]}
+    target = OF_FULL * median(found["ours"])
+    options = {"better": "higher", "error": error}
     return [
-        measure.row("rollout of a fake-quantized policy", shape, "s a rollout", seconds, "materialized", target=target)
+        measure.row(work, shape.format("full precision"), "tokens/s", found, "ours", **options),
+        measure.row(
+            f"{work}, fake-quantized",
+            shape.format(f"{scheme} fake-quantized"),
+            "tokens/s",
+            low_bit,
+            "ours",
+            target=target,
+            **options,
+        ),
     ]
+
+
+def small(bandwidth: float, repeats: int, count: int = 64, length: int = 64, tokens: int = 128) -> list[dict[str, Any]]:
+    """Qwen3-0.6B shape in bfloat16 against transformers, and fake-quantized."""
+    model, prompts = build("0.6B"), random_prompts(count, length)
+    shape = f"Qwen3-0.6B shape, {{}}, {count} sequences, prompts of {length} tokens, {tokens} new tokens"
+    options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth)}
+    error = difference(model, prompts[:8], 64)
+    found = speeds({"ours": lambda: ours(model, prompts, tokens)}, count * tokens, repeats)
+    peers = {"transformers generate": generate, "transformers continuous batching": continuous}
+    for name, work in peers.items():
+        try:
+            work(model, prompts, 4)
+        except Exception as reason:  # a peer that does not run here is left out
+            logging.getLogger(__name__).warning("%s: %s", name, reason)
+            continue
+        slow = {name: lambda work=work: work(model, prompts, tokens)}
+        found |= speeds(slow, count * tokens, min(repeats, SLOW), warm=False)
+    rows = [
+        measure.row("rollout", shape.format("bf16"), "tokens/s", found, "ours", target=TARGET, error=error, **options)
+    ]
+    full = found["ours"]
+    fake.insert(model, Scheme.parse("w4g128"))
+    with fake.materialized(model):
+        error = difference(model, prompts[:8], 64)
+        found = speeds({"ours": lambda: ours(model, prompts, tokens)}, count * tokens, repeats)
+    found["bf16"] = full
+    target, shape = OF_FULL * median(full), shape.format("w4g128 fake-quantized")
+    return [
+        *rows,
+        measure.row("rollout, fake-quantized", shape, "tokens/s", found, "ours", target=target, error=error, **options),
+    ]
+
+
+def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), tokens: int = 128) -> list[dict[str, Any]]:
+    """Qwen3-8B shape: packed in 4 and 2 bits against bfloat16."""
+    model, rows, full = build("8B"), [], {}
+    for bits in (16, 4, 2):
+        if bits < 16:
+            pack_randomly(model, bits)
+        for count in counts:
+            prompts = random_prompts(count, 64)
+            error = difference(model, prompts[:4], 16)
+            found = speeds({"ours": lambda prompts=prompts: ours(model, prompts, tokens)}, count * tokens, repeats)
+            if bits == 16:
+                full[count] = found["ours"]
+            else:
+                found["bf16"] = full[count]
+            name = "bf16" if bits == 16 else f"w{bits}g128"
+            shape = f"Qwen3-8B shape, {name}, {count} sequences, prompts of 64 tokens, {tokens} new tokens"
+            options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth), "error": error}
+            target = PACKED * median(full[count]) if bits == 4 else None
+            work = "rollout" if bits == 16 else "rollout, packed"
+            rows.append(measure.row(work, shape, "tokens/s", found, "ours", target=target, **options))
+    return rows
+
+
+# ---------------------------------------------------------------- contenders
+
+
+def settings(prompts: Prompts, tokens: int) -> backends.Settings:
+    return backends.Settings(tokens, (), 0, len(prompts), temperature=1.0)
+
+
+def ours(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list:
+    return backends.with_logprobs(model, prompts, settings(prompts, tokens))
+
+
+def generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list:
+    return backends.by_generate(model, prompts, settings(prompts, tokens))
+
+
+def continuous(model: PreTrainedModel, prompts: Prompts, tokens: int) -> Any:
+    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=tokens, eos_token_id=-1, pad_token_id=0)
+    return model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+
+
+def speeds(contenders: dict[str, Callable], tokens: int, repeats: int, warm: bool = True) -> measure.Times:
+    """Tokens per second of each."""
+    seconds = measure.timed(contenders, repeats if warm else repeats - 1)
+    return {name: [tokens / t for t in found] for name, found in seconds.items()}
+
+
+@torch.no_grad()
+def difference(model: PreTrainedModel, prompts: Prompts, tokens: int) -> float:
+    """Mean difference of the log-probabilities of the engine's replies to those of the model's own forward, in nats."""
+    sums, n = 0.0, 0
+    for prompt, (ids, found) in zip(prompts, ours(model, prompts, tokens), strict=True):
+        text = torch.tensor([prompt + ids], device=model.device)
+        logs = model(input_ids=text).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        sums += float((logs[range(len(ids)), ids] - torch.tensor(found, device=logs.device)).abs().sum())
+        n += len(ids)
+    return sums / n
+
+
+# ---------------------------------------------------------------- models
+
+
+def build(size: str, vocabulary: int = VOCABULARY) -> PreTrainedModel:
+    """A model of this size's shape with random weights, in bfloat16."""
+    config = Qwen3Config(
+        **{"vocab_size": vocabulary, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True} | SHAPES[size],
+        eos_token_id=None, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    kind = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with models.device():
+            return AutoModelForCausalLM.from_config(config).eval()
+    finally:
+        torch.set_default_dtype(kind)
+
+
+@torch.no_grad()
+def pack_randomly(model: PreTrainedModel, bits: int, group: int = 128) -> None:
+    """Put packed layers of random codes in place of the decoder's linear layers."""
+    for name, layer in list(model.model.named_modules()):
+        if isinstance(layer, nn.Linear | LowBitLinear):
+            device = next(layer.parameters(), next(layer.buffers(), None)).device
+            new = LowBitLinear(
+                layer.in_features, layer.out_features, bits, layer.in_features // group, True, device=device
+            )
+            new.codes.random_(-(2**31), 2**31 - 1)
+            new.scale.fill_(0.02 / 2 ** (bits - 1))
+            model.model.set_submodule(name, new)
+
+
+def random_prompts(count: int, length: int) -> Prompts:
+    return torch.randint(5, VOCABULARY - 5, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def limit(model: PreTrainedModel, prompts: Prompts, tokens: int, bandwidth: float) -> float:
+    """Tokens per second if a step took no longer than to read its weights, and each row's keys and values."""
+    config = model.config
+    tensors = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    if not config.tie_word_embeddings:
+        tensors.pop(model.get_input_embeddings().weight.data_ptr())  # a few rows of it are read
+    size = model.get_input_embeddings().weight.element_size()
+    cached = len(prompts) * (len(prompts[0]) + tokens / 2)
+    each = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
+    return len(prompts) * bandwidth / (sum(tensors.values()) + cached * each)

@@ -1,216 +1,231 @@
-"""Rollouts with everything of a decoding step on the device, so that on a GPU the step is one CUDA graph.
+"""Rollouts: many replies at once, one token of each a step, with all that a step reads and writes on the device.
 
 The stock `generate` starts each of a token's several hundred kernels from Python, which takes a small model longer than to compute
-them. Here all that a step reads and writes has its place and shape for good: the keys and values of every layer, an attention mask
-over their whole length, the last token, its position, which replies have ended, the tokens so far and their log-probabilities.
+them. Here a step (`decoder`, then `kernels.decode.draw` and `advance`) works on memory that stays where it is, so that on a GPU it
+is captured as one CUDA graph and replayed, one launch a token. The host looks every `CHECK` tokens which replies have ended, and
+has waiting prompts read into their rows; where none wait, on a CPU, the rows are given up.
 
-    step:  token (B, 1) -> logits (B, V) -> z = logits / T -> log p = log_softmax(z) -> token = argmax(log p' - log E),  E ~ Exp(1)
-
-argmax(log p' - log E) is a draw from p', which is p or, with `top_p`, p on its nucleus; temperature 0 takes the argmax of the
-logits. The log-probability noted is log p, before `top_p`. A captured step is replayed, one launch a token; the host asks only
-every `CHECK` tokens whether all replies have ended. Where a step cannot be captured it runs as it is, as it does on the CPU.
-Source of the draw: the Gumbel-max trick (Gumbel, 1954; Maddison et al., 1411.0030).
+The engine of a model is kept for the next rollout. Its graph is captured again where anything that it was captured from has
+changed: any tensor's place, any module, hook or setting (`fingerprint`). That weights have changed in place does not matter.
 """
 
-import inspect
-import os
 import warnings
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
-from transformers import Cache
 
-from helpers.errors import UserError
+from helpers.kernels import backend, decode
 from helpers.models import adapters
+from helpers.sampling.decoder import Decoder, cached_bytes
 
-BACKENDS = ("graph", "hf")
-SWITCH = "LOWBIT_SAMPLER"  # environment variable that names the back end where `auto` is asked for
-CHECK = 8  # tokens between two looks at whether all replies have ended
-MULTIPLE = 8  # of the mask's width, for which attention kernels need no padded copy
+CHECK = 8  # tokens between two looks at which replies have ended
+MULTIPLE = 64  # of the cache's width, so that rollouts of like length share a graph
+CACHE = 0.4  # of a GPU's memory, at most, for keys and values
+SHARE = 8  # one row in so many must be free before waiting prompts are read, or rows given up
 Drawn = tuple[list[int], list[float]]  # a reply's tokens, end mark included, and their log-probabilities
 
 
-def backend_of(model: nn.Module, asked: str = "auto") -> str:
-    """The back end to sample with: as `asked`, else as the environment says, else `hf`.
+@dataclass
+class State:
+    """Where each row is: `(B,)`, or `(B, limit + 1)` for `tokens` and `logprobs`."""
 
-    A model whose attention cannot have a fixed shape, or that asks the host at each layer (LLM.int8), samples by `hf` where the
-    environment names `graph`.
+    token: torch.Tensor  # drawn last, not yet in the cache
+    lengths: torch.Tensor  # tokens in the cache
+    counts: torch.Tensor  # tokens of the reply
+    ended: torch.Tensor
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
 
-    Errors: `UserError` for an unknown name, and where `graph` is asked for such a model.
-    """
-    base = adapters.base_of(model)
-    named = os.environ.get(SWITCH, "hf") if asked == "auto" else asked
-    if named not in BACKENDS:
-        raise UserError(f"the sampler {named!r} is unknown: choose one of {', '.join(BACKENDS)}.")
-    kind = base.config._attn_implementation
-    sliding = "sliding_attention" in (getattr(base.config, "layer_types", None) or ())
-    fixed = kind in ("sdpa", "eager") and not sliding and not getattr(base, "is_loaded_in_8bit", False)
-    if asked == "graph" and not fixed:
-        raise UserError(
-            f"backend = 'graph' needs full attention by sdpa or eager, and no LLM.int8: this model has {kind}, use 'hf'."
-        )
-    return named if fixed else "hf"
+    @classmethod
+    def of(cls, rows: int, limit: int, device: torch.device) -> "State":
+        """Rows without a prompt, which have ended."""
+        token, lengths, counts = torch.zeros(3, rows, dtype=torch.long, device=device).unbind()
+        ended = torch.ones(rows, dtype=torch.bool, device=device)
+        tokens = torch.zeros(rows, limit + 1, dtype=torch.long, device=device)
+        return cls(token, lengths, counts, ended, tokens, torch.zeros(rows, limit + 1, device=device))
+
+    def all(self) -> list[torch.Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def take(self, rows: torch.Tensor) -> "State":
+        return State(*(mine[rows] for mine in self.all()))
+
+    def put(self, rows: torch.Tensor, other: "State") -> None:
+        for mine, theirs in zip(self.all(), other.all(), strict=True):
+            mine[rows] = theirs
 
 
-class FixedCache(Cache):
-    """Keys and values of `width` tokens a layer. A prompt's go to the front; a later token's to `column`, a `(1,)` tensor."""
-
-    def __init__(self, width: int, column: torch.Tensor) -> None:
-        super().__init__(layers=[])
-        self.width, self.column = width, column
-        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # (B, heads, width, head_dim), keys and values
-        self.prefill = True
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the tokens at hand, `(B, heads, T, head_dim)`, attend to: the prompt to itself, a token to all `width`."""
-        if layer == len(self.kept):
-            shapes = ((*new.shape[:2], self.width, new.shape[3]) for new in (keys, values))
-            self.kept.append(tuple(keys.new_zeros(shape) for shape in shapes))
-        for kept, new in zip(self.kept[layer], (keys, values), strict=True):
-            if self.prefill:
-                kept[:, :, : new.shape[2]] = new
+def fingerprint(model: nn.Module) -> list[Any]:
+    """What a captured step depends on besides numbers: modules, the places of their tensors, their hooks and plain settings."""
+    found: list[Any] = []
+    for module in model.modules():
+        found += (type(module), id(module))
+        for value in vars(module).values():
+            if isinstance(value, dict):
+                found += (mark(key, own) for key, own in value.items())
             else:
-                kept.index_copy_(2, self.column, new)
-        return (keys, values) if self.prefill else self.kept[layer]
+                found.append(mark("", value))
+    return found
+
+
+def mark(name: str, value: Any) -> Any:
+    """A tensor's place, a plain value, or which object it is."""
+    if isinstance(value, torch.Tensor):
+        return name, value.data_ptr(), value.shape, value.dtype
+    return name, value if isinstance(value, bool | int | float | str) else id(value)
 
 
 class Engine:
-    """Replies to up to `rows` prompts at a time, each of at most `longest` tokens; `max_new_tokens` a reply."""
-
-    last: ClassVar[Any] = None  # the graph captured last: it keeps the memory that all graphs use in turn
+    """Replies of a model from `rows` rows, each of a prompt and up to `limit` tokens of reply, together at most `width`."""
 
     def __init__(
         self,
         model: nn.Module,
         rows: int,
-        longest: int,
-        max_new_tokens: int,
+        width: int,
+        limit: int,
         ends: Sequence[int],
-        pad: int,
         temperature: float = 0.0,
+        top_k: int = 0,
         top_p: float = 1.0,
     ) -> None:
-        self.model = adapters.base_of(model)
-        self.temperature, self.top_p, self.pad = temperature, top_p, pad
-        self.max_new_tokens = max_new_tokens
-        device, self.dtype = self.model.device, self.model.get_input_embeddings().weight.dtype
-        width = -(-(longest + max_new_tokens) // MULTIPLE) * MULTIPLE
-        self.ends = torch.tensor(ends, dtype=torch.long, device=device)
-        self.token = torch.full((rows, 1), pad, device=device)
-        self.position = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.mask = torch.zeros(rows, 1, 1, width, dtype=self.dtype, device=device)  # 0, or the lowest number: not seen
-        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.column, self.count = torch.zeros(2, 1, dtype=torch.long, device=device)
-        self.tokens = torch.full((rows, max_new_tokens), pad, device=device)
-        self.logprobs = torch.zeros(rows, max_new_tokens, device=device)
-        self.cache = FixedCache(width, self.column)
-        self.cache_name = (
-            "cache" if "cache" in inspect.signature(type(self.model).forward).parameters else "past_key_values"
-        )
+        base = adapters.base_of(model)
+        self.model, device = ref(base), base.get_input_embeddings().weight.device
+        self.rows, self.width, self.limit, self.ends = rows, width, limit, tuple(ends)
+        self.settings = (temperature, top_k, top_p)
+        self.marks = torch.tensor(self.ends, dtype=torch.long, device=device)
+        self.seed, self.clock = torch.zeros(2, 1, dtype=torch.long, device=device).unbind()
+        self.captures = backend.usable(self.seed)
+        self.lean = not self.captures  # rows may be given up, and caches cut to what is in use
         self.graph: Any = None
-        self.capturable = device.type == "cuda"
+        self.source: Any = None  # the fingerprint of what the graph was captured from
+
+    def fits(self, rows: int, width: int, limit: int, ends: Sequence[int], settings: tuple) -> bool:
+        """Whether this engine does such a rollout as it is."""
+        same = (self.rows, self.limit, self.ends, self.settings) == (rows, limit, tuple(ends), settings)
+        return same and width <= self.width
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]]) -> list[Drawn]:
-        """One reply a prompt, in order. The draws come from the device's default random generator."""
-        self._read(prompts)
-        for n in range(1, self.max_new_tokens):
-            if n % CHECK == 0 and self.ended.all():
-                break
+        """One reply a prompt, in order. The draws follow from the device's default random generator."""
+        model = self.model()
+        self._clear(model)
+        waiting, replies = deque(enumerate(prompts)), [None] * len(prompts)
+        while True:
+            self._collect(replies)
+            free = [row for row, owner in enumerate(self.owners) if owner is None]
+            if len(free) == len(self.owners) and not waiting:
+                return replies
+            if len(free) * SHARE >= len(self.owners):
+                if waiting:
+                    self._admit(model, waiting, prompts, free)
+                elif self.lean:
+                    self._shrink()
+            self._steps(model)
+
+    def _clear(self, model: nn.Module) -> None:
+        """Begin with no row in use."""
+        self.seed.random_()
+        self.clock.zero_()
+        if self.graph is None or fingerprint(model) != self.source:
+            self.graph = None
+            self.decoder = Decoder(model, self.rows, self.width)
+            self.state = State.of(self.rows, self.limit, self.seed.device)
+        self.state.ended.fill_(True)
+        self.owners: list[int | None] = [None] * self.rows  # which prompt each row replies to
+        self.lengths, self.counts = [0] * self.rows, [0] * self.rows  # those of the rows in use that have not ended
+
+    def _held(self) -> list[int]:
+        return [row for row, owner in enumerate(self.owners) if owner is not None]
+
+    def _collect(self, replies: list[Any]) -> None:
+        """Take the replies that have ended from their rows."""
+        held = self._held()
+        ended = self.state.ended.tolist() if held else []
+        done = [row for row in held if ended[row]]
+        if not done:
+            return
+        rows = torch.tensor(done, device=self.seed.device)
+        found = self.state.take(rows)
+        self.state.lengths[rows] = 0
+        for row, n, ids, logs in zip(
+            done, found.counts.tolist(), found.tokens.tolist(), found.logprobs.tolist(), strict=True
+        ):
+            replies[self.owners[row]] = (ids[:n], logs[:n])
+            self.owners[row] = None
+
+    def _admit(self, model: nn.Module, waiting: deque, prompts: Sequence[Sequence[int]], free: list[int]) -> None:
+        """Read waiting prompts into free rows and draw the first token of each reply."""
+        for row in free[: len(waiting)]:
+            self.owners[row] = waiting.popleft()[0]
+            self.lengths[row], self.counts[row] = len(prompts[self.owners[row]]), 1
+        taken = [row for row in free if self.owners[row] is not None]
+        rows, device = torch.tensor(taken, device=self.seed.device), self.seed.device
+        logits = self.decoder.read(model, [prompts[self.owners[row]] for row in taken], taken)
+        begun = State.of(len(taken), self.limit, device)
+        begun.ended.fill_(False)
+        begun.lengths.copy_(torch.tensor([self.lengths[row] - 1 for row in taken]))  # the last token was read just now
+        self._draw(logits, begun)
+        self.state.put(rows, begun)
+
+    def _shrink(self) -> None:
+        """Give up the rows that are not in use."""
+        held = self._held()
+        rows = torch.tensor(held, device=self.seed.device)
+        self.state = self.state.take(rows)
+        self.decoder.keep(rows)
+        self.owners, self.lengths, self.counts = (
+            [kept[row] for row in held] for kept in (self.owners, self.lengths, self.counts)
+        )
+
+    def _draw(self, logits: torch.Tensor, state: State) -> None:
+        drawn, logprob = decode.draw(logits, *self.settings, self.seed, self.clock)
+        decode.advance(*state.all(), drawn, logprob, self.marks, self.clock)
+
+    def _steps(self, model: nn.Module) -> None:
+        """As many steps as until the next look."""
+        held = self._held()
+        longest = max(self.lengths[row] + self.counts[row] for row in held)  # tokens that the first step attends to
+        steps = min(CHECK, self.limit - min(self.counts[row] for row in held))
+        for n in range(steps):
             if self.graph is not None:
                 self.graph.replay()
-            elif self.capturable:
-                self._step_and_capture()
+            elif self.captures:
+                self._step_and_capture(model)
             else:
-                self._step()
-        ends = set(self.ends.tolist())
-        drawn = []
-        for ids, logs in zip(self.tokens[: len(prompts)].tolist(), self.logprobs.tolist(), strict=False):
-            length = next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))
-            drawn.append((ids[:length], logs[:length]))
-        return drawn
+                self._step(model, longest + n if self.lean else self.width)
+        for row in held:
+            self.counts[row] += steps
 
-    def _read(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Read the prompts, padded on the left, and draw the first tokens. Rows without a prompt have ended."""
-        device, rows = self.token.device, len(self.token)
-        self.ended.copy_(torch.arange(rows, device=device) >= len(prompts))
-        prompts = [*prompts, *[prompts[0]] * (rows - len(prompts))]
-        longest = max(map(len, prompts))
-        padded = torch.tensor([[self.pad] * (longest - len(ids)) + list(ids) for ids in prompts]).to(device)
-        lengths = torch.tensor([len(ids) for ids in prompts]).to(device)
-        columns = torch.arange(longest, device=device)
-        held = columns >= longest - lengths.unsqueeze(1)  # (B, P)
-        seen = (columns <= columns.unsqueeze(1)) & held[:, None, None, :]  # (B, 1, P, P)
-        lowest = torch.finfo(self.dtype).min
-        self.mask.fill_(lowest)
-        self.mask[..., :longest].masked_fill_(held[:, None, None, :], 0.0)
-        self.position.copy_(lengths.unsqueeze(1) - 1)
-        self.column.fill_(longest - 1)
-        self.count.zero_()
-        self.tokens.fill_(self.pad)
-        self.cache.prefill = True
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=device).masked_fill_(~seen, lowest)
-        self._draw(self._logits(padded, (held.cumsum(1) - 1).clamp(min=0), mask))
-        self.cache.prefill = False
+    def _step(self, model: nn.Module, longest: int) -> None:
+        """One token of each row: nothing but work on the device, always in the same places."""
+        self._draw(self.decoder.step(model, self.state.token, self.state.lengths, longest), self.state)
 
-    def _logits(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """`(B, V)` float32, of the token after `ids`."""
-        output = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=1,
-            **{self.cache_name: self.cache},
-        )
-        return output.logits[:, -1].float()
-
-    def _step(self) -> None:
-        """Read the last token and draw the next: nothing but work on the device, always in the same places."""
-        self.column += 1
-        self.position += 1
-        self.mask.index_fill_(3, self.column, 0.0)
-        self._draw(self._logits(self.token, self.position, self.mask))
-
-    def _draw(self, logits: torch.Tensor) -> None:
-        logs = (logits / (self.temperature or 1.0)).log_softmax(-1)
-        if self.temperature == 0:
-            token = logits.argmax(-1, keepdim=True)
-        else:
-            noise = torch.empty_like(logs).exponential_().log_()
-            token = (nucleus(logs, self.top_p) - noise).argmax(-1, keepdim=True)
-        token = token.masked_fill(self.ended.unsqueeze(1), self.pad)
-        self.tokens.index_copy_(1, self.count, token)
-        self.logprobs.index_copy_(1, self.count, logs.gather(1, token))
-        self.ended |= (token == self.ends).any(-1)
-        self.token.copy_(token)
-        self.count += 1
-
-    def _step_and_capture(self) -> None:
+    def _step_and_capture(self, model: nn.Module) -> None:
         """Make one step as it is, which loads and tunes its kernels, and capture the next, which the capture does not run."""
         stream, current = side_stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            self._step()
+            self._step(model, self.width)
             graph = torch.cuda.CUDAGraph()
-            pool = () if Engine.last is None else (Engine.last.pool(),)
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             spare = generator.clone_state()  # a capture that fails leaves the generator unusable
             try:
                 # the bare calls: the context manager torch.cuda.graph would also empty the allocator's cache each time
-                graph.capture_begin(*pool, capture_error_mode="thread_local")
+                graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    self._step()
+                    self._step(model, self.width)
                 finally:
                     graph.capture_end()
-                self.graph = Engine.last = graph
+                self.graph, self.source = graph, fingerprint(model)
             except Exception as error:
-                self.capturable, Engine.last = False, None  # the pool may still count as recording
+                self.captures = False
                 generator.graphsafe_set_state(spare)
                 reason = (str(error).splitlines() or [""])[0]
                 warnings.warn(f"no CUDA graph of a decoding step: {type(error).__name__}: {reason}", stacklevel=2)
@@ -223,11 +238,25 @@ def side_stream() -> Any:
     return torch.cuda.Stream()
 
 
-def nucleus(logs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Log-probabilities `(B, V)` with -inf outside the smallest set of likeliest tokens that holds `top_p` of the probability."""
-    if top_p >= 1:
-        return logs
-    ordered, order = logs.sort(-1)
-    outside = ordered.exp().cumsum(-1) <= 1 - top_p
-    outside[..., -1:].fill_(False)  # the likeliest stays
-    return logs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+ENGINES: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()  # the last of each model
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes of a GPU; elsewhere there is no bound."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+
+
+def engine_for(model: nn.Module, rows: int, width: int, limit: int, ends: Sequence[int], *settings: float) -> Engine:
+    """The engine kept for the model, or a new one where that is another's size. `settings`: temperature, top_k, top_p.
+
+    It has fewer rows where their cache would take more than `CACHE` of a GPU: the other prompts wait.
+    """
+    base = adapters.base_of(model)
+    width = -(-width // MULTIPLE) * MULTIPLE
+    rows = int(max(1, min(rows, CACHE * memory_of(base.device) // cached_bytes(base, width))))
+    kept = ENGINES.get(base)
+    if kept is None or not kept.fits(rows, width, limit, ends, settings):
+        ENGINES.pop(base, None)
+        kept = None  # its memory is free before the new one takes its own
+        kept = ENGINES[base] = Engine(model, rows, width, limit, ends, *settings)
+    return kept

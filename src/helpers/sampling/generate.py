@@ -1,21 +1,17 @@
-"""Sample replies, through the stock `generate` of transformers (`hf`) or a decoding step in one CUDA graph (`graph`, see `engine`).
+"""Sample replies to problems, with one of the `backends`.
 
-Prompts of like length go together and are padded on the left. Replies of one problem stay together, in the problems' order,
-whatever the batches were.
+Prompts of like length go together. Replies of one problem stay together, in the problems' order, whatever the batches were.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers.errors import UserError
-from helpers.sampling.engine import Engine, backend_of
+from helpers.sampling import backends
 from helpers.tasks import Problem, prompts
-
-SHARED = 32  # batches whose longest prompts differ by less can share an engine
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,7 @@ def sample(
     problems: Sequence[Problem],
     k: int = 1,
     temperature: float = 0.0,
+    top_k: int = 0,
     top_p: float = 1.0,
     max_new_tokens: int = 96,
     batch_size: int = 256,
@@ -74,8 +71,8 @@ def sample(
 ) -> list[Reply]:
     """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
-    `batch_size` counts replies. The same seed, batch size and back end give the same replies on one machine. `prompt` is one of
-    `tasks.STYLES`.
+    `batch_size` counts replies; `top_k` 0 and `top_p` 1 leave nothing out. The same seed, batch size and back end give the same
+    replies on one machine. `prompt` is one of `tasks.STYLES`.
 
     Errors: `UserError` for equal replies, and for prompts that the model cannot read.
     """
@@ -85,58 +82,19 @@ def sample(
         )
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    draw = by_engine if backend_of(model, backend) == "graph" else by_generate
+    chosen = backends.backend_of(model, backend)
     torch.manual_seed(seed)
     asked = prompt_ids(tokenizer, problems, prompt)
     lengths = [len(ids) for ids in asked]
     refuse_long(model, problems, lengths, max_new_tokens)
     order = [i for i in sorted(range(len(problems)), key=lengths.__getitem__) for _ in range(k)]
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    drawn = draw(
-        model, tokenizer, [[asked[i] for i in rows] for rows in batches], ends, temperature, top_p, max_new_tokens
+    settings = backends.Settings(
+        max_new_tokens, tuple(ends), tokenizer.pad_token_id, batch_size, temperature, top_k, top_p
     )
     replies: dict[int, list[Reply]] = {}
-    for rows, found in zip(batches, drawn, strict=True):
-        for i, ids in zip(rows, found, strict=True):
-            end = next((n for n, token in enumerate(ids) if token in ends), None)
-            kept = tuple(ids if end is None else ids[: end + 1])
-            text = tokenizer.decode(kept, skip_special_tokens=True)
-            replies.setdefault(i, []).append(Reply(problems[i].id, text, kept, end is not None))
+    for i, ids in zip(order, backends.draw(model, [asked[i] for i in order], settings, chosen), strict=True):
+        end = next((n for n, token in enumerate(ids) if token in ends), None)
+        kept = tuple(ids if end is None else ids[: end + 1])
+        text = tokenizer.decode(kept, skip_special_tokens=True)
+        replies.setdefault(i, []).append(Reply(problems[i].id, text, kept, end is not None))
     return [reply for i in range(len(problems)) for reply in replies[i]]
-
-
-def by_generate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    batches: Sequence[list[list[int]]],
-    ends: list[int],
-    temperature: float,
-    top_p: float,
-    max_new_tokens: int,
-) -> Iterator[list[list[int]]]:
-    """The tokens that follow each prompt of each batch, padding included, from the stock `generate`."""
-    if temperature > 0:
-        config = GenerationConfig(do_sample=True, temperature=temperature, top_p=top_p, top_k=0)
-    else:
-        config = GenerationConfig(do_sample=False)
-    config.update(max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, eos_token_id=ends or None)
-    for batch in batches:
-        inputs = tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(model.device)
-        yield model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].shape[1] :].tolist()
-
-
-def by_engine(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    batches: Sequence[list[list[int]]],
-    ends: list[int],
-    temperature: float,
-    top_p: float,
-    max_new_tokens: int,
-) -> Iterator[list[list[int]]]:
-    """The same from an engine, which batches of like length share."""
-    rows = max(map(len, batches), default=0)
-    for longest, group in groupby(batches, lambda batch: -(-max(map(len, batch)) // SHARED) * SHARED):
-        engine = Engine(model, rows, longest, max_new_tokens, ends, tokenizer.pad_token_id, temperature, top_p)
-        for batch in group:
-            yield [ids for ids, _ in engine.generate(batch)]

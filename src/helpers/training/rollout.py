@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from trl import GRPOTrainer
 
 from helpers.models import adapters
 from helpers.quant import fake
-from helpers.sampling.engine import Engine, backend_of
+from helpers.sampling import backends
+
+LIKE = 0.7  # how much shorter than another a text may be that is padded to its length
 
 
 class LogProbs:
@@ -62,24 +65,28 @@ class Trainer(GRPOTrainer):
         self.inputs: dict[str, Any] | None = None  # of the loss that is being computed
         self.differences: list[torch.Tensor] = []
 
+    # Not TRL's experimental `rollout_func`: it is given messages, so the chat template would be ours to apply, and TRL's own
+    # `generate`, which `hf` needs, cannot be called from there.
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[list, list]:
         """TRL's, with W' computed once, without dropout, and with the sampler's log-probabilities, which TRL then keeps."""
         self.model.eval()
         try:
             with fake.materialized(self.model):
-                if backend_of(self.model) == "graph":
-                    return self._generate_by_engine(prompt_ids)
+                if backends.backend_of(self.model) == "graph":
+                    return self._by_engine(prompt_ids)
                 with LogProbs(self.model, self.temperature) as sampler:
                     replies, _ = super()._generate_single_turn(prompt_ids, *args, **kwargs)
                 return replies, sampler.of(replies)
         finally:
             self.model.train()
 
-    def _generate_by_engine(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+    def _by_engine(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
         """Replies and their log-probabilities, as `_generate_single_turn` gives them."""
-        longest, pad = max(map(len, prompts)), self._tokenizer.pad_token_id
-        settings = (self.max_completion_length, self.eos_token_ids, pad, self.temperature, self.top_p)
-        drawn = Engine(self.model, len(prompts), longest, *settings).generate(prompts)
+        settings = backends.Settings(
+            self.max_completion_length, tuple(self.eos_token_ids), self._tokenizer.pad_token_id, len(prompts),
+            self.temperature, self.top_k, self.top_p,
+        )  # fmt: skip
+        drawn = backends.with_logprobs(self.model, prompts, settings)
         return [ids for ids, _ in drawn], [logprobs for _, logprobs in drawn]
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -89,9 +96,29 @@ class Trainer(GRPOTrainer):
         finally:
             self.inputs = None
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
-        """TRL's; in the loss it is followed by a look at the advantages, which may then be one a token: `(B, T)`."""
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple:
+        """TRL's, with texts of like length together, so that little padding is computed.
+
+        In the loss it is followed by a look at the advantages, which may then be one a token: `(B, T)`.
+        """
+        parts, rows = [], []
+        start = input_ids.shape[1] - logits_to_keep  # of the replies
+        for group, first, last in alike(attention_mask):
+            last = max(last, start + 1)
+            cut = (x[group, first:last] for x in (input_ids, attention_mask))
+            found = super()._get_per_token_logps_and_entropies(model, *cut, last - start, *args, **kwargs)
+            parts.append([functional.pad(x, (0, input_ids.shape[1] - last)) for x in found[:2]])
+            rows += group
+        back = torch.tensor(rows, device=input_ids.device).argsort()
+        found = (*(torch.cat(each)[back] for each in zip(*parts, strict=True)), None)
         if self.inputs is not None and "sampling_per_token_logps" in self.inputs:
             mask = self.inputs["completion_mask"].bool()
             ratio = (found[0].detach() - self.inputs["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
@@ -105,6 +132,23 @@ class Trainer(GRPOTrainer):
         found = torch.cat(self.differences)
         self.differences = []
         return {"mismatch_mean": float(found.mean()), "mismatch_max": float(found.max())}
+
+
+def alike(mask: torch.Tensor) -> list[tuple[list[int], int, int]]:
+    """Rows of `mask` `(B, T)` in groups of like length, each with the columns, from and to, that its texts need.
+
+    No text of a group is shorter than `LIKE` of the longest.
+    """
+    inside = mask.bool()
+    firsts = inside.int().argmax(1).tolist()
+    lasts = (mask.shape[1] - inside.flip(1).int().argmax(1)).tolist()
+    lengths = [last - first for first, last in zip(firsts, lasts, strict=True)]
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if not groups or lengths[row] < LIKE * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(row)
+    return [(rows, min(firsts[row] for row in rows), max(lasts[row] for row in rows)) for rows in groups]
 
 
 def weights(log_ratio: torch.Tensor, truncate: float) -> torch.Tensor:
