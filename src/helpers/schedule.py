@@ -26,16 +26,20 @@ from helpers import kernel, project, runs, warm
 from helpers.errors import UserError
 from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
+from helpers.smoke import distinct, prepare
 from helpers.study import Job, Study, StudyError, load, plan
 
 FAILED = "failed"
 FEW = 3  # missing runs that are not worth a server of kernels
 
 
-def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
-    """Run what is missing of a study; prints a summary, and says whether all of it is there."""
-    study = load(name)
-    planned = plan(study)
+def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False) -> bool:
+    """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there."""
+    study, env = load(name), {}
+    if smoke:
+        study, data = prepare(study)
+        env = {"LOWBIT_DATA": str(data)}
+    planned = distinct(plan(study)) if smoke else plan(study)
     missing = [job for job in planned if runs.done(job.run_id) is None]
     if dry_run:
         for job in planned:
@@ -51,7 +55,7 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
         status = folder / "logs"
         for job in planned:
             (status / f"{job.name}.json").unlink(missing_ok=True)
-        log = _snakemake(study, planned, missing, jobs) if missing else None
+        log = _snakemake(study, planned, missing, jobs, env) if missing else None
         return _summary(study, planned, missing, status, time.perf_counter() - began, log)
 
 
@@ -93,8 +97,8 @@ def _only_one(study: Study) -> Iterator[None]:
         raise StudyError(f"The study {study.name} is being run by another process: wait for it, or stop it.") from None
 
 
-def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) -> Path:
-    """Run the missing jobs; gives Snakemake's own log. The caller holds the study's lock."""
+def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int, more: dict[str, str]) -> Path:
+    """Run the missing jobs, with `more` in their environment; gives Snakemake's own log. The caller holds the study's lock."""
     folder = project.runs_dir() / study.name
     shutil.rmtree(folder / ".work", ignore_errors=True)
     for job in planned:
@@ -111,7 +115,7 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) 
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
-    env = {**os.environ, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
+    env = {**os.environ, **more, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
     env |= {"LOWBIT_PLAN": str(folder / "plan.json"), "LOWBIT_PYTHON": sys.executable}
     env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
     with log.open("w") as out, warm.server(env | settings(), out) if len(missing) > FEW else nullcontext(env) as env:
