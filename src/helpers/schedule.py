@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from helpers import kernel, project, runs, warm
+from helpers import estimate, kernel, project, runs, warm
 from helpers.errors import UserError
 from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
@@ -33,8 +33,12 @@ FAILED = "failed"
 FEW = 3  # missing runs that are not worth a server of kernels
 
 
-def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False) -> bool:
-    """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there."""
+def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0) -> bool:
+    """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there.
+
+    A dry run prints what would run, with an estimate of GPU hours and memory, and what does not fit a GPU of `gpu_gib` (0: of the
+    one that is here, else an H200).
+    """
     study, env = load(name), {}
     if smoke:
         study, data = prepare(study)
@@ -42,9 +46,7 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
     planned = distinct(plan(study)) if smoke else plan(study)
     missing = [job for job in planned if runs.done(job.run_id) is None]
     if dry_run:
-        for job in planned:
-            print(f"{'would run' if job in missing else 'done':<10} {job.name:<24} {job.run_id}")
-        print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
+        _tell(study, planned, missing, gpu_gib)
         return True
     folder = project.runs_dir() / study.name
     ensure_space(folder)
@@ -57,6 +59,27 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
             (status / f"{job.name}.json").unlink(missing_ok=True)
         log = _snakemake(study, planned, missing, jobs, env) if missing else None
         return _summary(study, planned, missing, status, time.perf_counter() - began, log)
+
+
+def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> None:
+    """Print the plan: each run with its estimate, totals by stage, what does not fit."""
+    needs = estimate.of_study(planned)
+    wide = max(len(job.name) for job in planned)
+    for job in planned:
+        own = needs[job.name]
+        takes = f"{own.hours:9,.2f} h {own.gib:6.1f} GiB" if own else f"{'-':>11} {'-':>10}"
+        print(f"{'would run' if job in missing else 'done':<10} {job.name:<{wide}} {takes}  {job.run_id}")
+    print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
+    for stage in dict.fromkeys(job.stage for job in missing):
+        of_stage = [job for job in missing if job.stage == stage]
+        if known := [own for job in of_stage if (own := needs[job.name])]:
+            hours, most = sum(own.hours for own in known), max(own.gib for own in known)
+            print(f"  {stage:<8} {len(of_stage):4} runs {hours:9,.1f} GPU hours, at most {most:.1f} GiB")
+    gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
+    for job in missing:
+        if (own := needs[job.name]) and own.gib > gib:
+            advice = estimate.what_fits(job, own, gib)
+            print(f"  {job.name} needs {own.gib:.0f} GiB, and a GPU has {gib:.0f}: {advice}.")
 
 
 def run_job(plan_file: Path, name: str) -> None:

@@ -1,8 +1,9 @@
 """The smoke variant of a study: every run of its file, end to end, on tiny random models and a few made-up problems.
 
-It takes minutes on a laptop, needs no hub, and says nothing about quantization: it shows that a study which will take days of GPU
-time has no run that cannot work. What `models` of the study file names is replaced by a random checkpoint (`models.tiny`), the parameters by those of `smoke`, and benchmarks by files of the same names in `runs/.smoke/data`. Runs that are
-the same now (sizes of a model no longer differ) are made once.
+It takes minutes on a laptop, needs no hub, and says nothing about quantization: it shows that a study of days of GPU time has no
+run that cannot work. What `models` of the study file names is replaced by a random checkpoint (`models.tiny`), the parameters by
+those of `smoke`, and benchmarks by files of the same names in `runs/.smoke/data`. Runs that are the same now, since the sizes of a
+model no longer differ, are made once.
 """
 
 import json

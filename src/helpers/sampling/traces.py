@@ -16,7 +16,12 @@ from helpers.tasks.corpus import documents, solution
 WRITERS = ("gold", "teacher")  # of the replies to train on; "gold": of the task itself
 DOMAINS = ("arithmetic", "recall", "corpus", *TRAINING)
 Document = tuple[list[int], int]  # token ids of prompt and reply, length of the prompt
-SOURCES = {"traces": "arithmetic", "recall": "recall", "corpus": "", **{name: name for name in TRAINING}}  # -> the task asked
+SOURCES = {
+    "traces": "arithmetic",
+    "recall": "recall",
+    "corpus": "",
+    **{name: name for name in TRAINING},
+}  # -> the task asked
 
 
 def calibration_texts(

@@ -55,7 +55,7 @@ class Set:
     grading: str = "maths"
     test: str = ""  # of a training set: the benchmark that its test split is
     decoding: Decoding = PAPER_1
-    solution: str = "solution"
+    solution: str = "solution"  # the field of a training set's worked text
 
 
 SETS = {
@@ -67,8 +67,13 @@ SETS = {
     "olympiadbench": Set("olympiadbench", 675, "Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train", "question", "final_answer"),
     "gsm8k": Set("gsm8k_test", 1_319, "openai/gsm8k", "main", "test", "question", "answer", "number", decoding=PAPER_2),
     "math_l3to5": Set("math_l3to5", 8_884, "nlile/hendrycks-MATH-benchmark", None, "train", "problem", "answer", test="math500"),
-    "gsm8k_train": Set("gsm8k_train", 7_473, "openai/gsm8k", "main", "train", "question", "answer", "number", "gsm8k", PAPER_2, "answer"),
-    "openr1_math": Set("openr1_math", 93_733, "open-r1/OpenR1-Math-220k", "default", "train", "problem", "answer", "maths", "math500", PAPER_2, "messages"),
+    "gsm8k_train": Set(
+        "gsm8k_train", 7_473, "openai/gsm8k", "main", "train", "question", "answer", "number", "gsm8k", PAPER_2, "answer"
+    ),
+    "openr1_math": Set(
+        "openr1_math", 93_733, "open-r1/OpenR1-Math-220k", "default", "train", "problem", "answer", "maths", "math500", PAPER_2,
+        "messages",
+    ),
     "numina_math": Set("numina_math", 896_215, "AI-MO/NuminaMath-1.5", None, "train", "problem", "answer", test="math500"),
 }  # fmt: skip
 GROUPS = {PAPERS: ("aime24", "amc83", "math500", "minerva", "olympiadbench")}
