@@ -34,13 +34,13 @@ def test_shapes_have_as_many_weights_as_the_models(name, millions):
 
 def test_a_shape_is_that_of_the_checkpoint(tmp_path):
     model, _ = models.load(tiny.save("qwen3", tmp_path / "tiny"))
-    shape, bits = estimate.external(job(parent=str(tmp_path / "tiny")))
+    shape, bits = estimate.external({"parent": str(tmp_path / "tiny")})
     assert shape.parameters == pytest.approx(models.count_parameters(model), rel=0.01)  # norms are not counted
     assert (bits, shape.linear) == (
         32,
         sum(m.weight.numel() for n, m in model.named_modules() if n.endswith("_proj")),
     )
-    assert estimate.external(job(parent="someone/unknown")) is None
+    assert estimate.external({"parent": "someone/unknown"}) is None
     assert estimate.of_config({"hidden_size": 8}) is None
 
 
@@ -69,13 +69,23 @@ def test_a_packed_model_is_smaller_in_its_evaluation():
 
 
 def test_what_would_fit_is_said():
-    grpo = job(parent="Qwen/Qwen3-8B", max_new_tokens=512, micro_batch=4)
-    needs = estimate.of_study([grpo])["one"]
+    grpo = job(parent="Qwen/Qwen3-8B", max_new_tokens=512, micro_batch=4).parameters
+    needs = estimate.of_job("grpo", grpo, estimate.external(grpo))
     assert needs.gib > 139
-    assert "policy = qlora, micro_batch = 1 would fit" in estimate.what_fits(grpo, needs, 139)
-    assert f"it takes a GPU of {needs.gib:.0f} GiB" in estimate.what_fits(grpo, needs, 1)
-    small = job(max_new_tokens=512)
-    assert "micro_batch = 1 would fit" in estimate.what_fits(small, estimate.of_study([small])["one"], 40)
+    assert "policy = qlora, micro_batch = 1 would fit" in estimate.what_fits("grpo", grpo, needs, 139)
+    assert f"it takes a GPU of {needs.gib:.0f} GiB" in estimate.what_fits("grpo", grpo, needs, 1)
+    small = job(max_new_tokens=512).parameters
+    needs = estimate.of_job("grpo", small, estimate.external(small))
+    assert "micro_batch = 1 would fit" in estimate.what_fits("grpo", small, needs, 40)
+
+
+def test_a_run_that_ran_out_of_memory_is_told_what_would_fit():
+    told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
+    big = job(parent="Qwen/Qwen3-8B", max_new_tokens=512, micro_batch=4).parameters
+    said = estimate.after_the_fact("grpo", big, told)
+    assert said.startswith("79 GiB of GPU memory are too little, it needs about 194: policy = qlora")
+    said = estimate.after_the_fact("grpo", job(max_new_tokens=64, micro_batch=1).parameters, told)
+    assert said.endswith("other work holds some of it: take a smaller micro_batch, max_new_tokens")
 
 
 @pytest.mark.parametrize("name", ["micro", "qwen3"])

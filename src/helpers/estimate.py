@@ -21,6 +21,7 @@ quarter.
 """
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,23 +128,28 @@ def of_study(jobs: Sequence[Job]) -> dict[str, Estimate | None]:
     """The estimate of each job by name; None where the model's shape is not known here, and for stages that need no GPU."""
     found: dict[str, Estimate | None] = {}
     made: dict[str, Model | None] = {}
+    outside: dict[str, Model | None] = {}
     waiting = list(jobs)
     while waiting:  # the order of a file is free
         names = {job.name for job in waiting}
         job = next(job for job in waiting if not names & set(job.parents))
         waiting.remove(job)
-        start = made[job.parents[0]] if job.parents else external(job)
+        if job.parents:
+            start = made[job.parents[0]]
+        else:
+            start = outside[ref] if (ref := job.parameters.get("parent")) in outside else external(job.parameters)
+            outside |= {ref: start} if ref else {}
         found[job.name] = of_job(job.stage, job.parameters, start) if start else None
         made[job.name] = (start[0], bits_after(job.stage, job.parameters, start[1])) if start else None
     return found
 
 
-def external(job: Job) -> Model | None:
-    """Shape and bits of the model that a job without a parent in the study starts from, or makes."""
-    if "size" in job.parameters:
-        shape = SHAPES.get(job.parameters["size"])
+def external(given: Mapping[str, Any]) -> Model | None:
+    """Shape and bits of the model that a run starts from whose parent is there already, or that it makes."""
+    if "size" in given:
+        shape = SHAPES.get(given["size"])
         return (shape, FULL) if shape else None
-    if not (ref := job.parameters.get("parent")):
+    if not (ref := given.get("parent")):
         return None
     try:
         parent = runs.load_parent(ref)
@@ -185,11 +191,12 @@ def bits_after(stage: str, given: Mapping[str, Any], before: float) -> float:
 
 
 def of_job(stage: str, given: Mapping[str, Any], start: Model) -> Estimate | None:
-    """What one run takes that starts from a model, or makes it. None for a stage that needs no GPU."""
+    """What one run takes that starts from a model, or makes it. None for a stage that needs no GPU, or has other parameters."""
     parts = {"base": base, "grpo": grpo, "ptq": ptq, "qat": qat, "eval": evaluation}
-    if stage not in parts:
+    try:
+        seconds, held = parts[stage](given, *start)
+    except KeyError:
         return None
-    seconds, held = parts[stage](given, *start)
     return Estimate((seconds + START) / 3600, held / GIB, start)
 
 
@@ -276,16 +283,27 @@ def base(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, fl
     return seconds, TRAINED * shape.parameters + FLOAT * tokens * (shape.kept + 3 * shape.vocabulary)
 
 
-def what_fits(job: Job, own: Estimate, gib: float) -> str:
+def what_fits(stage: str, given: Mapping[str, Any], own: Estimate, gib: float) -> str:
     """What to do about a run that needs more than `gib`: the first of `CHANGES` with which it fits, else a larger GPU."""
     for changes in CHANGES:
-        smaller = job.parameters | {name: new for name, new in changes.items() if name in job.parameters}
-        told = ", ".join(
-            f"{name} = {smaller[name]}" for name in changes if job.parameters.get(name) != smaller.get(name)
-        )
-        if told and (found := of_job(job.stage, smaller, own.start)).gib <= gib:
+        smaller = {**given, **{name: new for name, new in changes.items() if name in given}}
+        told = ", ".join(f"{name} = {smaller[name]}" for name in changes if given.get(name) != smaller.get(name))
+        if told and (found := of_job(stage, smaller, own.start)).gib <= gib:
             return f"{told} would fit ({found.gib:.0f} GiB)"
     return f"it takes a GPU of {own.gib:.0f} GiB or a smaller model"
+
+
+def after_the_fact(stage: str, given: Mapping[str, Any], told: str) -> str:
+    """What to say of a run that ran out of GPU memory; `told` is PyTorch's message, which has the size of the GPU."""
+    found = re.search(r"total capacity of ([\d.]+) GiB", told)
+    gib = float(found[1]) if found else gpu_gib() or GPU_GIB
+    start = external(given)
+    own = of_job(stage, given, start) if start else None
+    if own is None or own.gib <= gib:
+        smaller = ", ".join(name for name in ("micro_batch", "batch_size", "max_new_tokens") if name in given)
+        return f"{gib:.0f} GiB of GPU memory were too little, or other work holds some of it: take a smaller {smaller}"
+    advice = what_fits(stage, given, own, gib)
+    return f"{gib:.0f} GiB of GPU memory are too little, it needs about {own.gib:.0f}: {advice}"
 
 
 def gpu_gib() -> float | None:

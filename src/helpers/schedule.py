@@ -78,7 +78,7 @@ def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> N
     gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
     for job in missing:
         if (own := needs[job.name]) and own.gib > gib:
-            advice = estimate.what_fits(job, own, gib)
+            advice = estimate.what_fits(job.stage, job.parameters, own, gib)
             print(f"  {job.name} needs {own.gib:.0f} GiB, and a GPU has {gib:.0f}: {advice}.")
 
 
