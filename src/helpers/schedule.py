@@ -62,20 +62,22 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
 
 
 def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> None:
-    """Print the plan: each run with its estimate, totals by stage, what does not fit."""
+    """Print the plan: each run with its estimate (`!`: more than a GPU has), totals by stage, and what to do about the `!`."""
+    gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
     needs = estimate.of_study(planned)
     wide = max(len(job.name) for job in planned)
     for job in planned:
         own = needs[job.name]
-        takes = f"{own.hours:9,.2f} h {own.gib:6.1f} GiB" if own else f"{'-':>11} {'-':>10}"
-        print(f"{'would run' if job in missing else 'done':<10} {job.name:<{wide}} {takes}  {job.run_id}")
+        takes = (
+            f"{own.hours:9,.2f} h {own.gib:6.1f} GiB{'!' if own.gib > gib else ' '}" if own else f"{'-':>11} {'-':>10} "
+        )
+        print(f"{'would run' if job in missing else 'done':<10} {job.name:<{wide}} {takes} {job.run_id}")
     print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
-    for stage in dict.fromkeys(job.stage for job in missing):
-        of_stage = [job for job in missing if job.stage == stage]
-        if known := [own for job in of_stage if (own := needs[job.name])]:
+    for stage in (*dict.fromkeys(job.stage for job in missing), "all"):
+        known = [own for job in missing if stage in (job.stage, "all") and (own := needs[job.name])]
+        if known:
             hours, most = sum(own.hours for own in known), max(own.gib for own in known)
-            print(f"  {stage:<8} {len(of_stage):4} runs {hours:9,.1f} GPU hours, at most {most:.1f} GiB")
-    gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
+            print(f"  {stage:<8} {len(known):4} runs {hours:9,.1f} GPU hours, at most {most:.1f} GiB")
     for job in missing:
         if (own := needs[job.name]) and own.gib > gib:
             advice = estimate.what_fits(job.stage, job.parameters, own, gib)
