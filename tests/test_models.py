@@ -301,7 +301,7 @@ def test_a_model_in_a_folder_goes_by_the_folder_s_name(saved, tmp_path, monkeypa
     [
         (OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection."), "couldn't connect"),
         (OSError("You are trying to access a gated repo.\nMake sure to have access to it."), "a gated repo"),
-        (OSError("Qwen/Qwen9 is not a local folder and is not a valid model identifier.\nIf it is private, log in."), "not a valid"),
+        (OSError("Qwen/Qwen9 is not a local folder and is not a valid model identifier.\nLog in."), "not a valid"),
     ],
 )
 def test_a_model_that_no_hub_gives_is_one_sentence(monkeypatch, error, said):

@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 
-from helpers import project, runs
+from helpers import estimate, project, runs
 from helpers.execute import execute
 from helpers.schedule import run_study
 from helpers.smoke import distinct
@@ -340,6 +340,21 @@ def test_a_key_that_stands_twice_is_an_error(home):
     (home / "notebooks" / "studies" / "tiny.yml").write_text("name: tiny\nruns: []\nruns: []\n")
     with pytest.raises(StudyError, match="the key runs stands there twice"):
         load("tiny")
+
+
+@slow
+def test_runs_that_do_not_fit_the_gpu_are_named_before_anything_starts(home, monkeypatch, capfd):
+    write(
+        home,
+        {"name": "eval-large", "stage": "eval", "parent": "large", "params": {"n": 4}},
+        models={"large": "Qwen/Qwen3-8B"},
+    )
+    big = estimate.Estimate(1.0, 194.0, (estimate.SHAPES["Qwen3-8B"], 32.0))
+    monkeypatch.setattr(estimate, "of_study", lambda jobs: {job.name: big for job in jobs})
+    assert run_study("tiny", gpu_gib=80)  # a template of the tests, which needs no GPU
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "  eval-large needs 194 GiB, and a GPU has 80: it takes a GPU of 194 GiB or a smaller model."
+    assert "tiny: 1 ran" in lines[-1]
 
 
 @slow

@@ -36,8 +36,8 @@ FEW = 3  # missing runs that are not worth a server of kernels
 def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0) -> bool:
     """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there.
 
-    A dry run prints what would run, with an estimate of GPU hours and memory, and what does not fit a GPU of `gpu_gib` (0: of the
-    one that is here, else an H200).
+    Says first which runs are estimated not to fit a GPU of `gpu_gib` (0: the one that is here, if any). A dry run prints all runs
+    with their GPU hours and memory, and takes an H200 where there is no GPU.
     """
     study, env = load(name), {}
     if smoke:
@@ -48,6 +48,8 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
     if dry_run:
         _tell(study, planned, missing, gpu_gib)
         return True
+    if missing and (gib := gpu_gib or estimate.gpu_gib()):  # they are tried all the same: an estimate is not a limit
+        print("".join(_too_large(missing, estimate.of_study(planned), gib)), end="", flush=True)
     folder = project.runs_dir() / study.name
     ensure_space(folder)
     with disk_errors(folder), _only_one(study):
@@ -78,10 +80,15 @@ def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> N
         if known:
             hours, most = sum(own.hours for own in known), max(own.gib for own in known)
             print(f"  {stage:<8} {len(known):4} runs {hours:9,.1f} GPU hours, at most {most:.1f} GiB")
+    print("".join(_too_large(missing, needs, gib)), end="")
+
+
+def _too_large(missing: list[Job], needs: dict[str, estimate.Estimate | None], gib: float) -> Iterator[str]:
+    """A line for each run that needs more memory than a GPU of `gib` has."""
     for job in missing:
         if (own := needs[job.name]) and own.gib > gib:
             advice = estimate.what_fits(job.stage, job.parameters, own, gib)
-            print(f"  {job.name} needs {own.gib:.0f} GiB, and a GPU has {gib:.0f}: {advice}.")
+            yield f"  {job.name} needs {own.gib:.0f} GiB, and a GPU has {gib:.0f}: {advice}.\n"
 
 
 def run_job(plan_file: Path, name: str) -> None:
