@@ -2,9 +2,10 @@
 
 import pytest
 
-from helpers import estimate, models, params, project
-from helpers.estimate import GIB, SHAPES
+from helpers import estimate, models, params, project, shapes
+from helpers.estimate import GIB
 from helpers.models import tiny
+from helpers.shapes import SHAPES
 from helpers.study import Job, plan
 
 
@@ -41,7 +42,7 @@ def test_a_shape_is_that_of_the_checkpoint(tmp_path):
         sum(m.weight.numel() for n, m in model.named_modules() if n.endswith("_proj")),
     )
     assert estimate.external({"parent": "someone/unknown"}) is None
-    assert estimate.of_config({"hidden_size": 8}) is None
+    assert shapes.of_config({"hidden_size": 8}) is None
 
 
 def test_what_costs_more():

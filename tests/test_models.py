@@ -299,7 +299,10 @@ def test_a_model_in_a_folder_goes_by_the_folder_s_name(saved, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection."), "couldn't connect"),
+        (
+            OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection."),
+            "couldn't connect",
+        ),
         (OSError("You are trying to access a gated repo.\nMake sure to have access to it."), "a gated repo"),
         (OSError("Qwen/Qwen9 is not a local folder and is not a valid model identifier.\nLog in."), "not a valid"),
     ],
@@ -311,7 +314,9 @@ def test_a_model_that_no_hub_gives_is_one_sentence(monkeypatch, error, said):
     monkeypatch.setattr(checkpoint.AutoConfig, "from_pretrained", refuse)
     with pytest.raises(models.CheckpointError) as raised:
         models.load("Qwen/Qwen9")
-    assert str(raised.value).startswith("checkpoint Qwen/Qwen9 cannot be loaded (there is no such folder here, and no such")
+    assert str(raised.value).startswith(
+        "checkpoint Qwen/Qwen9 cannot be loaded (there is no such folder here, and no such"
+    )
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 

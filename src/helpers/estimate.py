@@ -4,10 +4,11 @@ A model has N weights; c numbers a token go into its cache. Weights and arithmet
 low-bit layers are their codes. The largest parts, in bytes:
 
     sampling       weights + B (P + T) 4c                     B replies at once of T tokens to prompts of P
-    training       16 N (weight, gradient, two moments of AdamW) + what is kept for the backward pass of a micro-batch
-                   + its logits, three times T V 4 a reply; and a second model: GRPO's start, the teacher
-    adapters       weights + 16 bytes a weight of A and B, and the same for the backward pass
-    quantizing     weights + the squares of the widest layer's inputs
+    training       16 N (weight, gradient, two moments of AdamW), 4 more for a fake-quantized weight, 4 N for a second model (GRPO's
+                   start, the teacher), and the larger of the rollout's cache and what a micro-batch keeps for its backward pass,
+                   with its logits, three times T V 4 a reply
+    adapters       the weights twice instead of 20 N; A and B are small
+    quantizing     weights + the squares of the widest layer's inputs + four times what a layer makes of all texts
 
 and their time on a machine that reads R bytes and computes F operations a second:
 
@@ -25,12 +26,12 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from helpers import runs
 from helpers.errors import UserError
+from helpers.shapes import SHAPES, Shape, of_config
 from helpers.study import Job
 from helpers.tasks.benchmarks import GROUPS, SETS
 from helpers.tasks.benchmarks import decoding as of_paper
@@ -52,64 +53,6 @@ CHANGES = (  # of parameters, that need less memory
     {"texts": 20},
     {"policy": "qlora", "micro_batch": 1},
 )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a decoder's size follows from."""
-
-    hidden: int
-    layers: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
-
-    @cached_property
-    def linear(self) -> int:
-        """Weights of all linear layers but the head."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @cached_property
-    def embeddings(self) -> int:
-        return self.vocabulary * self.hidden * (1 if self.tied else 2)
-
-    @property
-    def parameters(self) -> int:
-        return self.linear + self.embeddings
-
-    @property
-    def read(self) -> int:
-        """Weights that a token is multiplied by."""
-        return self.linear + self.vocabulary * self.hidden
-
-    @property
-    def cache(self) -> int:
-        """Numbers a token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
-    @property
-    def kept(self) -> int:
-        """Numbers a token for the backward pass."""
-        attention = self.head_dim * (3 * self.heads + 4 * self.kv_heads)
-        return self.layers * (8 * self.hidden + attention + 4 * self.intermediate)
-
-
-SHAPES = {
-    **{
-        name: Shape(hidden, layers, 3 * hidden, 4, 2, hidden // 4, 70, True)
-        for name, hidden, layers in (("xs", 64, 3), ("s", 128, 4), ("m", 256, 4), ("l", 384, 7))
-    },
-    "Qwen3-0.6B": Shape(1024, 28, 3072, 16, 8, 128, 151_936, True),
-    "Qwen3-1.7B": Shape(2048, 28, 6144, 16, 8, 128, 151_936, True),
-    "Qwen3-4B": Shape(2560, 36, 9728, 32, 8, 128, 151_936, True),
-    "Qwen3-8B": Shape(4096, 36, 12_288, 32, 8, 128, 151_936, False),
-    "DeepSeek-R1-Distill-Qwen-1.5B": Shape(1536, 28, 8960, 12, 2, 128, 151_936, False),
-    "SmolLM2-135M-Instruct": Shape(576, 30, 1536, 9, 3, 64, 49_152, True),
-}
 
 
 Model = tuple[Shape, float]  # and the bits of its linear layers
@@ -159,24 +102,6 @@ def external(given: Mapping[str, Any]) -> Model | None:
     shape = of_config(json.loads(config.read_text())) if config.is_file() else SHAPES.get(ref.rpartition("/")[2])
     bits = parent.result.model.get("bits", FULL) if parent.result else FULL
     return (shape, bits if bits < 16 else FULL) if shape else None
-
-
-def of_config(config: Mapping[str, Any]) -> Shape | None:
-    """The shape that a checkpoint's config.json says, or None where it is no such decoder."""
-    try:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        return Shape(
-            hidden,
-            config["num_hidden_layers"],
-            config["intermediate_size"],
-            heads,
-            config.get("num_key_value_heads") or heads,
-            config.get("head_dim") or hidden // heads,
-            config["vocab_size"],
-            bool(config.get("tie_word_embeddings")),
-        )
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None
 
 
 def bits_after(stage: str, given: Mapping[str, Any], before: float) -> float:
