@@ -57,6 +57,9 @@ def test_what_costs_more():
     assert own("qat", replies="student").hours > own("qat").hours
     one, four = (own("eval", task="papers", n=10_000, k=k, max_new_tokens=2048) for k in (0, 3))
     assert four.hours > 2 * one.hours
+    half = own("eval", task="papers", n=10_000, k=3, max_new_tokens=2048, precision="bfloat16")
+    assert half.hours < 0.7 * four.hours
+    assert half.gib < 0.6 * four.gib
     assert own("eval", task="gsm8k", decoding="paper").gib > own("eval", task="gsm8k").gib
     assert estimate.of_job("base", {"size": "s", "steps": 10, "batch_size": 8}, (SHAPES["s"], 32)).hours > 0
     assert estimate.of_job("pareto", {}, (SHAPES["s"], 32)) is None

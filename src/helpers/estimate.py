@@ -1,7 +1,7 @@
 """What the runs of a study will take, before one has started: GPU hours and GPU memory, from shapes and parameters alone.
 
-A model has N weights; c numbers a token go into its cache. Weights and arithmetic are float32 (4 bytes), as `models.load` has them;
-low-bit layers are their codes. The largest parts, in bytes:
+A model has N weights; c numbers a token go into its cache. Weights and arithmetic are float32 (4 bytes), as `models.load` has them,
+but for an evaluation in bfloat16; low-bit layers are their codes. The largest parts, in bytes:
 
     sampling       weights + B (P + T) 4c                     B replies at once of T tokens to prompts of P
     training       16 N (weight, gradient, two moments of AdamW), 4 more for a fake-quantized weight, 4 N for a second model (GRPO's
@@ -38,7 +38,8 @@ from helpers.tasks.benchmarks import decoding as of_paper
 
 GIB = 2**30
 GPU_GIB = 139  # of an H200
-READ, COMPUTE = 0.5 * 4.2e12, 0.5 * 67e12  # bytes and float32 operations a second
+READ = 0.5 * 4.2e12  # bytes a second
+COMPUTE = {4: 0.5 * 67e12, 2: 0.5 * 790e12}  # operations a second, by the bytes of a number: float32 and bfloat16
 LAUNCH = 1e-4  # seconds a layer of a decoding step, at least
 START = 60  # seconds
 PROMPT, LONGEST = 200, 8192  # tokens
@@ -125,18 +126,20 @@ def of_job(stage: str, given: Mapping[str, Any], start: Model) -> Estimate | Non
     return Estimate((seconds + START) / 3600, held / GIB, start)
 
 
-def weights(shape: Shape, bits: float) -> float:
+def weights(shape: Shape, bits: float, size: int = FLOAT) -> float:
     """Bytes of a loaded model; a low-bit layer has half a bit more a weight, for scales and zero points."""
-    return shape.linear * (FLOAT if bits == FULL else (bits + 0.5) / 8) + shape.embeddings * FLOAT
+    return shape.linear * (size if bits == FULL else (bits + 0.5) / 8) + shape.embeddings * size
 
 
-def sampling(shape: Shape, bits: float, replies: int, batch: int, tokens: int) -> tuple[float, float]:
-    """(seconds, bytes beside the weights) of so many replies, `batch` at a time."""
+def sampling(
+    shape: Shape, bits: float, replies: int, batch: int, tokens: int, size: int = FLOAT
+) -> tuple[float, float]:
+    """(seconds, bytes beside the weights) of so many replies, `batch` at a time, with numbers of `size` bytes."""
     batch, written = min(batch, replies), min(tokens, LONGEST)
-    moved = weights(shape, bits) + batch * (PROMPT + written / 2) * shape.cache * FLOAT
-    token = max(moved / READ, 2 * shape.read * batch / COMPUTE, shape.layers * LAUNCH)
-    seconds = -(-replies // batch) * written * token + replies * PROMPT * 2 * shape.linear / COMPUTE
-    return seconds, batch * ((PROMPT + tokens) * shape.cache + 3 * shape.vocabulary) * FLOAT
+    moved = weights(shape, bits, size) + batch * (PROMPT + written / 2) * shape.cache * size
+    token = max(moved / READ, 2 * shape.read * batch / COMPUTE[size], shape.layers * LAUNCH)
+    seconds = -(-replies // batch) * written * token + replies * PROMPT * 2 * shape.linear / COMPUTE[size]
+    return seconds, batch * ((PROMPT + tokens) * shape.cache * size + 3 * shape.vocabulary * FLOAT)
 
 
 def backward(shape: Shape, texts: int, tokens: int, logits: bool) -> float:
@@ -153,8 +156,9 @@ def problems(given: Mapping[str, Any]) -> int:
 def evaluation(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
     how = of_paper(given["task"]) if given["decoding"] == "paper" else None
     k, tokens = (how.k, how.max_new_tokens) if how else (given["k"], given["max_new_tokens"])
-    seconds, held = sampling(shape, bits, problems(given) * (1 + k), given["batch_size"], tokens)
-    return seconds, weights(shape, bits) + held
+    size = 2 if given["precision"] == "bfloat16" else FLOAT
+    seconds, held = sampling(shape, bits, problems(given) * (1 + k), given["batch_size"], tokens, size)
+    return seconds, weights(shape, bits, size) + held
 
 
 def grpo(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
@@ -163,7 +167,7 @@ def grpo(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, fl
     adapted = policy in ("lora", "qlora")
     sampled = {"qlora": 4}.get(policy, FULL)  # a fake-quantized weight is float32
     seconds, cached = sampling(shape, sampled, replies, replies, tokens)
-    seconds += replies * (PROMPT + tokens) * (4 if adapted else 6) * shape.read / COMPUTE
+    seconds += replies * (PROMPT + tokens) * (4 if adapted else 6) * shape.read / COMPUTE[FLOAT]
     own = 2 * weights(shape, sampled) if adapted else (TRAINED + FLOAT) * shape.parameters  # with the start's copy
     own += shape.linear * FLOAT if policy in ("qaft", "ptq_rollout") else 0
     looks = sampling(shape, FULL, 2 * 205, 256, tokens)[0]  # the notebook's, before and after
@@ -176,18 +180,18 @@ def ptq(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, flo
     held = weights(shape, FULL)
     if given["method"] in ("gptq", "awq", "autoawq"):
         read = texts * (PROMPT + min(tokens, LONGEST))
-        seconds += read * 4 * shape.linear / COMPUTE
+        seconds += read * 4 * shape.linear / COMPUTE[FLOAT]
         cached = max(cached, 3 * FLOAT * shape.intermediate**2 + 4 * FLOAT * read * shape.hidden)
     if given["method"] == "gptq":
         per_layer = 6 * (2 * shape.hidden**3 + shape.hidden**2 * shape.intermediate) + 2 * shape.intermediate**3
-        seconds += shape.layers * (per_layer + shape.intermediate**2 * shape.hidden) / COMPUTE
+        seconds += shape.layers * (per_layer + shape.intermediate**2 * shape.hidden) / COMPUTE[FLOAT]
     return seconds, held + cached
 
 
 def qat(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
     tokens, batch, taught = given["max_new_tokens"], given["batch_size"], given["objective"] == "kd"
     written = min(tokens, LONGEST)
-    seconds = given["steps"] * batch * (PROMPT + written) * (8 if taught else 6) * shape.read / COMPUTE
+    seconds = given["steps"] * batch * (PROMPT + written) * (8 if taught else 6) * shape.read / COMPUTE[FLOAT]
     cached = 0.0
     asked = {"teacher": given["texts"], "student": given["steps"] * batch}.get(given["replies"], 0)
     asked += given["calibration_texts"] if given["init"] in ("gptq", "awq") else 0
@@ -204,7 +208,7 @@ def qat(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, flo
 
 def base(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
     tokens = given["batch_size"] * 60
-    seconds = given["steps"] * max(tokens * 6 * shape.read / COMPUTE, 3 * shape.layers * 10 * LAUNCH)
+    seconds = given["steps"] * max(tokens * 6 * shape.read / COMPUTE[FLOAT], 3 * shape.layers * 10 * LAUNCH)
     return seconds, TRAINED * shape.parameters + FLOAT * tokens * (shape.kept + 3 * shape.vocabulary)
 
 
