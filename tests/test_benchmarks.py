@@ -16,6 +16,7 @@ from helpers.errors import UserError
 from helpers.execute import execute
 from helpers.sampling import Reply
 from helpers.tasks import Problem, TaskError, benchmarks, prompts
+from helpers.tasks.corpus import solution
 
 SHARED = Path(os.environ.get("LOWBIT_SHARED", project.PACKAGE.parents[2] / "shared")) / "benchmarks"
 here = pytest.mark.skipif(not SHARED.is_dir(), reason="the benchmarks are not here")
@@ -69,9 +70,12 @@ def test_rows(name, rows, monkeypatch):
 def test_what_is_trained_on_is_not_measured_on(monkeypatch):
     monkeypatch.setenv("LOWBIT_DATA", str(SHARED))
     measured = {benchmarks.fingerprint(p.prompt) for name in NAMES for p in tasks.load(name, "test", 10**6)}
-    for name, rows in (("math_l3to5", 5_500), ("gsm8k_train", 7_400)):
-        problems = tasks.load(name, "train", 10**6)
+    for name, rows in (("math_l3to5", 5_240), ("gsm8k_train", 7_000)):
+        problems, held = (tasks.load(name, split, 10**6) for split in ("train", "calibration"))
         assert len(problems) > rows
+        assert 0.03 < len(held) / len(problems) < 0.07
+        assert not {p.prompt for p in problems} & {p.prompt for p in held}
+        assert all(p.solution for p in problems)
         assert not measured & {benchmarks.fingerprint(p.prompt) for p in problems}
     assert all("/test/" not in p.id for p in tasks.load("math_l3to5", "train", 10**6))
 
@@ -89,6 +93,45 @@ def test_training_rows_that_are_left_out(data):
     assert benchmarks.fingerprint(r"Find $\frac{1}{x}$.") == benchmarks.fingerprint(r"find \( \dfrac{1}{X} \)")
 
 
+def test_a_training_set_has_three_splits_and_solutions(data):
+    rows = [{"problem": f"number {i}", "answer": "1,000", "solution": f"{i} <<1*1=1>>is\n#### 1000"} for i in range(60)]
+    write(data, "gsm8k_train", *rows)
+    splits = {split: {p.prompt for p in tasks.load("gsm8k_train", split, 100)} for split in ("train", "calibration")}
+    assert splits["train"] | splits["calibration"] == {row["problem"] for row in rows}
+    assert not splits["train"] & splits["calibration"]
+    assert 0 < len(splits["calibration"]) < 10
+    assert tasks.load("gsm8k_train", "test", 100) == tasks.load("gsm8k", "test", 100)
+    with pytest.raises(TaskError, match="split = 'dev' is unknown: choose one of train, calibration, test"):
+        tasks.load("gsm8k_train", "dev", 5)
+    write(data, "gsm8k_train", *[row for row in rows if row["problem"] in splits["train"]])
+    with pytest.raises(TaskError, match="gsm8k_train has no problem for split = 'calibration'"):
+        tasks.load("gsm8k_train", "calibration", 5)
+
+
+def test_a_solution_ends_in_a_box():
+    worked = "She has 2+3=<<2+3=5>>5 apples.\n#### 5"
+    assert solution(Problem("a", "?", "5", 0, "number", "gsm8k_train", worked)) == ("She has 2+3=5 apples.\n\\boxed{5}")
+    boxed = r"So it is $\boxed{5}$."
+    assert solution(Problem("a", "?", "5", 0, "maths", "math_l3to5", boxed)) == boxed
+    with pytest.raises(TaskError, match="a has no solution to learn from: choose replies = teacher"):
+        solution(Problem("a", "?", "5", 0, "maths", "math_l3to5"))
+
+
+def test_texts_of_a_training_set(data, byte_model):
+    rows = [{"problem": f"n {i}", "answer": f"{i}", "solution": "x" * (i + 1), "meta": {}} for i in range(60)]
+    write(data, "math_l3to5", *rows)
+    model, tokenizer = ours.load(byte_model)
+    texts = sampling.training_texts("gold", "math_l3to5", model, tokenizer, 100, max_new_tokens=40)
+    replies = [tokenizer.decode(ids[head:]) for ids, head in texts]
+    assert 10 < len(replies) < 30  # those that are short enough
+    assert all(reply.endswith("}<eos>") and "\\boxed{" in reply for reply in replies)
+    seen = sampling.calibration_texts("math_l3to5", model, tokenizer, 3, max_new_tokens=4)
+    held = {p.prompt for p in tasks.load("math_l3to5", "calibration", 100)}
+    assert all(any(f"<user>{prompt}<" in tokenizer.decode(ids) for prompt in held) for ids in seen)
+    with pytest.raises(UserError, match="none of 100 solutions of math_l3to5 is as short as max_new_tokens = 4"):
+        sampling.training_texts("gold", "math_l3to5", model, tokenizer, 100, max_new_tokens=4)
+
+
 def test_which_problems_follows_from_the_seed(data):
     write(data, "gsm8k_test", *({"problem": f"number {i}", "answer": str(i)} for i in range(50)))
     chosen = tasks.load("gsm8k", "test", 10, seed=1)
@@ -99,6 +142,12 @@ def test_which_problems_follows_from_the_seed(data):
 
 
 HUB = {
+    "openr1_math": (
+        {"problem": "r", "answer": "7", "messages": [{"content": "r"}, {"content": "<think>7</think>7"}]},
+        "7",
+        0,
+    ),
+    "numina_math": ({"problem": "s", "answer": "8", "solution": "It is 8."}, "8", 0),
     "aime24": ({"problem": "p", "answer": "025"}, "025", 0),
     "amc23": ({"question": "p", "answer": 27.0}, "27", 0),
     "amc83": ({"problem": "p", "answer": 142.0}, "142", 0),
@@ -127,8 +176,7 @@ def hub(monkeypatch):
 
 @pytest.mark.parametrize("name", HUB)
 def test_rows_of_the_hub_become_problems(name, hub):
-    split = benchmarks.SETS[name].split
-    (problem,) = tasks.load(name, split, 10)
+    (problem,) = tasks.load(name, "train" if benchmarks.SETS[name].test else "test", 10)
     assert (problem.gold, problem.level, problem.benchmark) == (*HUB[name][1:], name)
     assert hub.asked[0] == (
         benchmarks.SETS[name].repository,

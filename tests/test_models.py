@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from helpers import models, project, quant, runs
-from helpers.models import lowbit
+from helpers.models import checkpoint, lowbit
 from helpers.models.micro import CHARACTERS, MARKS
 from helpers.quant import Scheme
 from machinery import make
@@ -294,6 +294,31 @@ def test_a_model_in_a_folder_goes_by_the_folder_s_name(saved, tmp_path, monkeypa
         assert models.describe(saved[0], runs.load_parent(ref))["name"] == "my-model"
     hub = runs.RunRef("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
     assert models.describe(saved[0], hub)["name"] == "Qwen3-0.6B"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection."),
+            "couldn't connect",
+        ),
+        (OSError("You are trying to access a gated repo.\nMake sure to have access to it."), "a gated repo"),
+        (OSError("Qwen/Qwen9 is not a local folder and is not a valid model identifier.\nLog in."), "not a valid"),
+    ],
+)
+def test_a_model_that_no_hub_gives_is_one_sentence(monkeypatch, error, said):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(checkpoint.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(models.CheckpointError) as raised:
+        models.load("Qwen/Qwen9")
+    assert str(raised.value).startswith(
+        "checkpoint Qwen/Qwen9 cannot be loaded (there is no such folder here, and no such"
+    )
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_hub_that_cannot_be_reached_is_not_told_of_at_each_attempt():

@@ -255,6 +255,15 @@ def test_the_teacher_is_the_nearest_model_in_full_precision(home):
         assert full_precision(runs.load_parent(run)).id == grpo
     assert full_precision(runs.load_parent(base)).id == base
     assert full_precision(runs.load_parent("owner/name")).id == "owner/name"
+    folder = home / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    mine = runs.load_parent(str(folder)).id
+    assert mine.startswith("folder:")
+    from_folder = of(mine, bits=2)
+    path = runs.find(from_folder) / "result.json"
+    path.write_text(path.read_text().replace('"parameters": {', f'"parameters": {{"parent": "{folder}",', 1))
+    assert full_precision(runs.load_parent(from_folder)).id == mine
     with pytest.raises(
         RunError, match=r"teacher is empty, and no model in full precision is known that .* was made from"
     ):

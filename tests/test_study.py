@@ -9,10 +9,11 @@ import time
 import pytest
 import yaml
 
-from helpers import project, runs
+from helpers import estimate, project, runs
 from helpers.execute import execute
 from helpers.schedule import run_study
-from helpers.study import StudyError, load, plan
+from helpers.smoke import distinct
+from helpers.study import StudyError, load, plan, variant
 from machinery import TAUGHT, gone, kernel_at_work, published, wait_for, write_notebook
 
 slow = pytest.mark.slow
@@ -191,6 +192,64 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(home, capsys):
     assert not (home / "runs").exists()
 
 
+MODELS = {"small": "base-xs", "large": "some/model"}
+
+
+def test_a_model_is_named_in_one_place(home):
+    entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["small", "large"]}
+    write(home, {"name": "base-xs", "stage": "base"}, entry, models=MODELS | {"small": "other/model"})
+    jobs = {job.name: job for job in plan("tiny")}
+    assert jobs["eval-large"].parameters["parent"] == "some/model"
+    assert jobs["eval-small"].parameters["parent"] == "other/model"
+    write(home, {"name": "small", "stage": "base"}, entry, models=MODELS)
+    with pytest.raises(StudyError, match="calls both a model and a run small: give one of them another name"):
+        plan("tiny")
+    write(home, entry, models={"small": "some/model"})
+    with pytest.raises(StudyError, match="run eval-large: The parent large is unknown"):
+        plan("tiny")
+
+
+def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
+    entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["small", "large"], "params": {"n": 100, "seed": 3}}
+    write(home, entry, models=MODELS, smoke={"eval": {"n": 2}}, seeds=[1])
+    small = variant(load("tiny"), {"small": "a/b", "large": "a/b"})
+    jobs = plan(small)
+    assert small.name == "tiny-smoke"
+    assert [(job.name, job.parameters["parent"], job.parameters["n"], job.parameters["seed"]) for job in jobs] == [
+        ("eval-small", "a/b", 2, 3),
+        ("eval-large", "a/b", 2, 3),
+    ]
+    assert names(distinct(jobs)) == ["eval-small"]
+    for smoke, sentence in (({}, "has no smoke variant"), ({"base": {"value": 0.1}}, "smoke has base, and no run")):
+        write(home, entry, models=MODELS, smoke=smoke)
+        with pytest.raises(StudyError, match=sentence):
+            run_study("tiny", smoke=True)
+    write(home, entry, models=MODELS, smoke={"eval": {"m": 1}})
+    with pytest.raises(StudyError, match="m is not a parameter of eval"):
+        plan(variant(load("tiny"), MODELS))
+
+
+def test_runs_that_are_the_same_are_made_once_with_their_parents(home):
+    write(home, BASES | {"params": {}}, EVALS, PARETO)
+    jobs = distinct(plan("tiny"))
+    assert [(job.name, job.parents) for job in jobs] == [
+        ("base-xs", []),
+        ("eval-base-xs", ["base-xs"]),
+        ("pareto", ["eval-base-xs", "eval-base-xs"]),
+    ]
+
+
+def test_a_dry_run_says_what_runs_take_and_which_do_not_fit(capsys):
+    assert run_study("qwen3", dry_run=True, gpu_gib=100)
+    lines = capsys.readouterr().out.splitlines()
+    (large,) = [line for line in lines if " grpo-qwen3-8b " in line and "GiB, and" not in line]
+    assert "GiB" in large
+    assert " h " in large
+    assert any(line.split()[:3] == ["grpo", "48", "runs"] and "GPU hours" in line for line in lines)
+    assert [line for line in lines if "grpo-qwen3-8b needs" in line and "a GPU has 100: policy = qlora" in line]
+    assert not [line for line in lines if "qlora-qwen3-8b needs" in line]
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +340,21 @@ def test_a_key_that_stands_twice_is_an_error(home):
     (home / "notebooks" / "studies" / "tiny.yml").write_text("name: tiny\nruns: []\nruns: []\n")
     with pytest.raises(StudyError, match="the key runs stands there twice"):
         load("tiny")
+
+
+@slow
+def test_runs_that_do_not_fit_the_gpu_are_named_before_anything_starts(home, monkeypatch, capfd):
+    write(
+        home,
+        {"name": "eval-large", "stage": "eval", "parent": "large", "params": {"n": 4}},
+        models={"large": "Qwen/Qwen3-8B"},
+    )
+    big = estimate.Estimate(1.0, 194.0, (estimate.SHAPES["Qwen3-8B"], 32.0))
+    monkeypatch.setattr(estimate, "of_study", lambda jobs: {job.name: big for job in jobs})
+    assert run_study("tiny", gpu_gib=80)  # a template of the tests, which needs no GPU
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "  eval-large needs 194 GiB, and a GPU has 80: it takes a GPU of 194 GiB or a smaller model."
+    assert "tiny: 1 ran" in lines[-1]
 
 
 @slow

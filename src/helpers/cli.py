@@ -59,12 +59,14 @@ def run(
 def study(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or its YAML file.")],
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it takes.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Every run, on tiny random models: does it work?")] = False,
+    gpu_gib: Annotated[float, typer.Option(min=0, help="Memory of a GPU; 0: of the one here.")] = 0,
 ) -> None:
     """Run what is missing of a study."""
     from helpers.schedule import run_study
 
-    if not run_study(name, jobs, dry_run):
+    if not run_study(name, jobs, dry_run, smoke, gpu_gib):
         raise typer.Exit(1)
 
 

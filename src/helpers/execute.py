@@ -167,6 +167,11 @@ def _explain(error: Exception, context: Context, notebook: Path) -> tuple[str, s
         return ename, evalue, cell, UserError(evalue)
     if isinstance(error, _Unfinished):
         message = f"{context.run_id} failed: {evalue} ({where})."
+    elif ename == "OutOfMemoryError":
+        from helpers import estimate  # which plans studies, and is needed here alone
+
+        advice = estimate.after_the_fact(context.stage, context.parameters, evalue)
+        message = f"{context.run_id} failed ({where}): {advice}."
     elif ename == "DeadKernelError":
         message = f"{context.run_id} failed: its kernel died, most likely for want of memory ({where})."
     else:

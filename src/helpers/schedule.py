@@ -22,26 +22,34 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from helpers import kernel, project, runs, warm
+from helpers import estimate, kernel, project, runs, warm
 from helpers.errors import UserError
 from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
+from helpers.smoke import distinct, prepare
 from helpers.study import Job, Study, StudyError, load, plan
 
 FAILED = "failed"
 FEW = 3  # missing runs that are not worth a server of kernels
 
 
-def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
-    """Run what is missing of a study; prints a summary, and says whether all of it is there."""
-    study = load(name)
-    planned = plan(study)
+def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0) -> bool:
+    """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there.
+
+    Says first which runs are estimated not to fit a GPU of `gpu_gib` (0: the one that is here, if any). A dry run prints all runs
+    with their GPU hours and memory, and takes an H200 where there is no GPU.
+    """
+    study, env = load(name), {}
+    if smoke:
+        study, data = prepare(study)
+        env = {"LOWBIT_DATA": str(data)}
+    planned = distinct(plan(study)) if smoke else plan(study)
     missing = [job for job in planned if runs.done(job.run_id) is None]
     if dry_run:
-        for job in planned:
-            print(f"{'would run' if job in missing else 'done':<10} {job.name:<24} {job.run_id}")
-        print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
+        _tell(study, planned, missing, gpu_gib)
         return True
+    if missing and (gib := gpu_gib or estimate.gpu_gib()):  # they are tried all the same: an estimate is not a limit
+        print("".join(_too_large(missing, estimate.of_study(planned), gib)), end="", flush=True)
     folder = project.runs_dir() / study.name
     ensure_space(folder)
     with disk_errors(folder), _only_one(study):
@@ -51,8 +59,36 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False) -> bool:
         status = folder / "logs"
         for job in planned:
             (status / f"{job.name}.json").unlink(missing_ok=True)
-        log = _snakemake(study, planned, missing, jobs) if missing else None
+        log = _snakemake(study, planned, missing, jobs, env) if missing else None
         return _summary(study, planned, missing, status, time.perf_counter() - began, log)
+
+
+def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> None:
+    """Print the plan: each run with its estimate (`!`: more than a GPU has), totals by stage, and what to do about the `!`."""
+    gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
+    needs = estimate.of_study(planned)
+    wide = max(len(job.name) for job in planned)
+    for job in planned:
+        own = needs[job.name]
+        takes = (
+            f"{own.hours:9,.2f} h {own.gib:6.1f} GiB{'!' if own.gib > gib else ' '}" if own else f"{'-':>11} {'-':>10} "
+        )
+        print(f"{'would run' if job in missing else 'done':<10} {job.name:<{wide}} {takes} {job.run_id}")
+    print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
+    for stage in (*dict.fromkeys(job.stage for job in missing), "all"):
+        known = [own for job in missing if stage in (job.stage, "all") and (own := needs[job.name])]
+        if known:
+            hours, most = sum(own.hours for own in known), max(own.gib for own in known)
+            print(f"  {stage:<8} {len(known):4} runs {hours:9,.1f} GPU hours, at most {most:.1f} GiB")
+    print("".join(_too_large(missing, needs, gib)), end="")
+
+
+def _too_large(missing: list[Job], needs: dict[str, estimate.Estimate | None], gib: float) -> Iterator[str]:
+    """A line for each run that needs more memory than a GPU of `gib` has."""
+    for job in missing:
+        if (own := needs[job.name]) and own.gib > gib:
+            advice = estimate.what_fits(job.stage, job.parameters, own, gib)
+            yield f"  {job.name} needs {own.gib:.0f} GiB, and a GPU has {gib:.0f}: {advice}.\n"
 
 
 def run_job(plan_file: Path, name: str) -> None:
@@ -93,8 +129,8 @@ def _only_one(study: Study) -> Iterator[None]:
         raise StudyError(f"The study {study.name} is being run by another process: wait for it, or stop it.") from None
 
 
-def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) -> Path:
-    """Run the missing jobs; gives Snakemake's own log. The caller holds the study's lock."""
+def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int, more: dict[str, str]) -> Path:
+    """Run the missing jobs, with `more` in their environment; gives Snakemake's own log. The caller holds the study's lock."""
     folder = project.runs_dir() / study.name
     shutil.rmtree(folder / ".work", ignore_errors=True)
     for job in planned:
@@ -111,7 +147,7 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int) 
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
-    env = {**os.environ, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
+    env = {**os.environ, **more, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
     env |= {"LOWBIT_PLAN": str(folder / "plan.json"), "LOWBIT_PYTHON": sys.executable}
     env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
     with log.open("w") as out, warm.server(env | settings(), out) if len(missing) > FEW else nullcontext(env) as env:

@@ -3,6 +3,8 @@
     name: micro
     title: The micro study
     seeds: [0]                       # optional; with several, names get -seed{n}
+    models: {small: base-xs}         # optional: what a name in `parent` and `teacher` stands for, so that another model is one edit
+    smoke: {grpo: {steps: 2}}        # optional: parameters of each stage in the smoke variant (see `variant`)
     runs:
       - name: rtn-{size}-{bits}bit   # `{...}` is filled in from the matrix, here and in the values below
         stage: ptq
@@ -62,6 +64,8 @@ class Study(BaseModel):
     title: str = ""
     runs: list[Entry]
     seeds: list[int] = [0]
+    models: dict[str, str] = {}
+    smoke: dict[str, dict[str, Any]] = {}
     pages: list[str] = [
         "*"
     ]  # which runs the book shows as pages, when they are published; of the others, their records
@@ -131,6 +135,21 @@ def load(study: str | Path) -> Study:
     return found
 
 
+def variant(study: Study, models: dict[str, str], suffix: str = "smoke") -> Study:
+    """The same runs with other `models` and with the parameters of `smoke`: quick, and no line of the study left out.
+
+    Errors: `StudyError` for a study without `smoke`, and for one that says it of a stage that it has not.
+    """
+    if not study.smoke:
+        raise StudyError(f"Study {study.name} has no smoke variant: its file says nothing under `smoke`.")
+    if odd := next((stage for stage in study.smoke if stage not in {entry.stage for entry in study.runs}), None):
+        raise StudyError(f"Study {study.name}: smoke has {odd}, and no run of the study is of that stage.")
+    entries = [
+        entry.model_copy(update={"params": entry.params | study.smoke.get(entry.stage, {})}) for entry in study.runs
+    ]
+    return study.model_copy(update={"name": f"{study.name}-{suffix}", "models": models, "runs": entries, "pages": []})
+
+
 def plan(study: Study | str | Path) -> list[Job]:
     """The jobs of a study, in the order of its file."""
     study = study if isinstance(study, Study) else load(study)
@@ -143,6 +162,8 @@ def plan(study: Study | str | Path) -> list[Job]:
     names = [draft.name for draft in drafts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise StudyError(f"Study {study.name} has two runs called {twice}: put what differs into the name.")
+    if both := next((name for name in names if name in study.models), None):
+        raise StudyError(f"Study {study.name} calls both a model and a run {both}: give one of them another name.")
     codes = {stage: code_version(project.template(stage)) for stage in declared}
     jobs: dict[str, Job] = {}
     externals: dict[str, runs.RunRef] = {}
@@ -250,6 +271,7 @@ def _job(study: Study, draft: _Draft, declared, code: str, jobs: dict[str, Job],
             needs.append(ref)
             parents.append(jobs[ref].run_id)
             return jobs[ref].run_id
+        ref = study.models.get(ref, ref)
         externals[ref] = externals.get(ref) or runs.load_parent(ref, what)
         parents.append(externals[ref].id)
         return externals[ref].ref

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from helpers.errors import UserError
-from helpers.grading import OUTCOMES, Verdict, grade_one
+from helpers.grading import OUTCOMES, Verdict, grade
 from helpers.lookup import load_parent
 from helpers.runs import Metric
 from helpers.sampling import Reply
@@ -68,7 +68,7 @@ def outcomes(problems: Sequence[Problem], verdicts: Sequence[Verdict]) -> pd.Dat
 
 def habits(problems: Sequence[Problem], replies: Sequence[Reply]) -> pd.DataFrame:
     """Shares of the ways to reply (direct or a chain, boxed or not), and how often each is right."""
-    verdicts = [grade_one(r.text, p.gold) for p, r in zip(problems, replies, strict=True)]
+    verdicts = grade([r.text for r in replies], [p.gold for p in problems], problems[0].grading)
     rows = pd.DataFrame(
         {
             "habit": [

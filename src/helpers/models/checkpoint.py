@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from helpers import runs
 from helpers.errors import UserError
-from helpers.models import adapters, lowbit
+from helpers.models import adapters, lowbit, packaged
 from helpers.models.device import device as best_device
 
 LATENT = Path("latent") / "model.safetensors"
@@ -28,14 +28,18 @@ class CheckpointError(UserError):
 def load(
     ref: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Give (model in eval mode, tokenizer) of a run id, a shipped name, a folder, or a hub id.
+    """Give (model in eval mode, tokenizer) of a run id, a shipped name, a folder, a hub id, or a packaged model (see `packaged`).
 
     Errors: `CheckpointError` naming the checkpoint and what is wrong with it.
     """
     found = runs.find(str(ref))
     source = str(found / "model" if found else ref)
+    more = {}
     try:
-        lowbit.quantized_by(AutoConfig.from_pretrained(source, trust_remote_code=False))
+        if file := packaged.find(source):
+            source, more = str(file.parent), {"gguf_file": file.name}
+        else:
+            lowbit.quantized_by(AutoConfig.from_pretrained(source, trust_remote_code=False))
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
@@ -44,10 +48,13 @@ def load(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, by name
+            **more,
         )
+        if more:  # its weights are numbers now
+            adapters.unmark(model)
         if adapter := adapters.named_in(source):
             model = adapters.attach(model, adapter)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **more)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = (

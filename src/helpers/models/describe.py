@@ -64,5 +64,9 @@ def full_precision(parent: RunRef) -> RunRef:
         made_from = found.result.model.get("made_from")
         if not made_from:
             raise RunError(f"teacher is empty, and no model in full precision is known that {parent.id} was made from.")
+        if made_from.startswith(
+            "folder:"
+        ):  # the id of a folder is a hash; the run that started from it knows where it is
+            made_from = found.result.parameters["parent"]
         found = load_parent(made_from, "model that the parent was made from,")
     return found

@@ -88,7 +88,7 @@ def published(folder: Path | None = None) -> dict[str, Result]:
 def write_results(results: dict[str, Result], folder: Path) -> None:
     """Write results.csv and speed.json, and the figures where there is something to draw."""
     df = table.rows(list(results.values()))
-    records.write_text(folder / "results.csv", as_csv(df))
+    records.write_text(folder / "results.csv", as_csv(table.beside(df)))
     (folder / "verdicts.csv").unlink(missing_ok=True)
     if verdicts.STUDY in set(df["study"]):
         found = findings.all_verdicts(df, list(results.values()))

@@ -12,6 +12,7 @@ import pandas as pd
 
 from helpers import project, runs
 from helpers.records import Result, RunError, disk_errors, write_text
+from helpers.report.reported import beside
 
 COLUMNS = [
     *("study", "run_id", "stage", "model", "params", "method", "scheme", "bits", "group_size", "effective_bits"),
@@ -78,7 +79,7 @@ def write() -> Path:
         raise RunError(f"No finished run in {project.runs_dir()} has metrics: `lowbit study micro` makes some.")
     path = project.runs_dir() / "results.csv"
     with disk_errors(path):
-        write_text(path, frame.to_csv(index=False, lineterminator="\n"))
+        write_text(path, beside(frame).to_csv(index=False, lineterminator="\n"))
     return path
 
 

@@ -10,13 +10,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from helpers.errors import UserError
 from helpers.sampling.generate import prompt_ids, sample
-from helpers.tasks import Problem, load
+from helpers.tasks import TRAINING, Problem, load
 from helpers.tasks.corpus import documents, solution
 
 WRITERS = ("gold", "teacher")  # of the replies to train on; "gold": of the task itself
-DOMAINS = ("arithmetic", "recall", "corpus")
+DOMAINS = ("arithmetic", "recall", "corpus", *TRAINING)
 Document = tuple[list[int], int]  # token ids of prompt and reply, length of the prompt
-SOURCES = {"traces": "arithmetic", "recall": "recall", "corpus": ""}  # -> the task whose problems are asked
+SOURCES = {
+    "traces": "arithmetic",
+    "recall": "recall",
+    "corpus": "",
+    **{name: name for name in TRAINING},
+}  # -> the task asked
 
 
 def calibration_texts(
@@ -27,9 +32,10 @@ def calibration_texts(
     seed: int = 0,
     max_new_tokens: int = 96,
 ) -> list[list[int]]:
-    """`n` texts as token ids, prompt and reply: the model's own at temperature 1 (`traces`, `recall`), or the corpus's (`corpus`).
+    """`n` texts as token ids, prompt and reply: the model's own at temperature 1 (`traces`, `recall`, or a
+    training set by its name), or the corpus's (`corpus`).
 
-    Prompts of `traces` and `recall` are of the calibration split, on which nothing is measured.
+    Prompts of all but the corpus are of the calibration split, on which nothing is measured.
 
     Errors: `UserError` for an unknown source.
     """
@@ -58,9 +64,9 @@ def training_texts(
     """Texts to train on, about `n` of them: prompts of the training split of a domain, with replies of `writer`.
 
     `gold`: the written-out solutions of a task, or the corpus's own replies (some of them wrong). `teacher`: what `model` writes at
-    temperature 1; replies that it did not finish within `max_new_tokens` are left out.
+    temperature 1; replies that it did not finish within `max_new_tokens` are left out, and longer solutions of a training set too.
 
-    Errors: `UserError` for an unknown writer or domain, and where the model finished no reply.
+    Errors: `UserError` for an unknown writer or domain, and where no reply is left.
     """
     for name, value, allowed in (("writer", writer, WRITERS), ("domain", domain, DOMAINS)):
         if value not in allowed:
@@ -71,7 +77,7 @@ def training_texts(
         gold = [reply for _, reply in pairs]
     else:
         problems = load(domain, "train", n, seed)
-        gold = [solution(problem) for problem in problems]
+        gold = [solution(problem) for problem in problems] if writer == "gold" else []
     if writer == "teacher":
         found = replies_of(model, tokenizer, problems, seed, max_new_tokens)
         if not found:
@@ -79,7 +85,12 @@ def training_texts(
         return found
     heads = prompt_ids(tokenizer, problems)
     ids = tokenizer(gold, add_special_tokens=False)["input_ids"]
-    return [(head + reply + [tokenizer.eos_token_id], len(head)) for head, reply in zip(heads, ids, strict=True)]
+    texts = [(head + reply + [tokenizer.eos_token_id], len(head)) for head, reply in zip(heads, ids, strict=True)]
+    if domain in TRAINING:
+        texts = [(text, head) for text, head in texts if len(text) - head <= max_new_tokens]
+        if not texts:
+            raise UserError(f"none of {n} solutions of {domain} is as short as max_new_tokens = {max_new_tokens}.")
+    return texts
 
 
 def replies_of(

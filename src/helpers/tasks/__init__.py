@@ -4,7 +4,7 @@
 else here.
 """
 
-from helpers.tasks.benchmarks import GROUPS, PAPERS, decoding
+from helpers.tasks.benchmarks import GROUPS, PAPERS, TRAINING, decoding
 from helpers.tasks.load import load
 from helpers.tasks.problem import LEVELS, SPLITS, TASKS, Problem, TaskError
 from helpers.tasks.prompts import STYLES, messages
@@ -16,6 +16,7 @@ __all__ = [
     "SPLITS",
     "STYLES",
     "TASKS",
+    "TRAINING",
     "Problem",
     "TaskError",
     "decoding",

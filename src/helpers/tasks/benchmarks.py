@@ -1,9 +1,12 @@
 """Benchmarks and training sets that other people made, from a folder or from the Hugging Face hub.
 
-`LOWBIT_DATA` names a folder of JSON lines, `{"id", "problem", "answer", "level"[, "meta"]}`; without it the hub is
-asked. The files and repositories are those of `SETS`. Of MATH levels 3 to 5, rows from MATH's own test split and rows
-with several boxed answers are left out. A training problem whose letters and digits are those of an evaluation
+`LOWBIT_DATA` names a folder of JSON lines, `{"id", "problem", "answer", "level"[, "meta", "solution"]}`; without it the
+hub is asked. The files and repositories are those of `SETS`. Of MATH levels 3 to 5, rows from MATH's own test split and
+rows with several boxed answers are left out. A training problem whose letters and digits are those of an evaluation
 problem is left out too, so that nothing is measured on what was trained on.
+
+A training set has all three splits: its `test` is the benchmark that it prepares for, and one problem in twenty, by the
+hash of its prompt, is in `calibration` and not in `train`.
 
 How often and how each set is sampled unless told otherwise follows the paper that used it. Paper 1 took one sample at
 temperature 1 and tried limits of 512 and 1,024 tokens; paper 2 three at temperature 0.6, top_p 0.95, 32,768 tokens.
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers.tasks.problem import Problem, TaskError
+from helpers.tasks.problem import SPLITS, Problem, TaskError, split_of
 
 PAPERS = "papers"  # the five of paper 1 together: 30 + 83 + 500 + 272 + 675 = 1,560 problems
 
@@ -50,8 +53,9 @@ class Set:
     problem: str
     answer: str
     grading: str = "maths"
-    split: str = "test"
+    test: str = ""  # of a training set: the benchmark that its test split is
     decoding: Decoding = PAPER_1
+    solution: str = "solution"  # the field of a training set's worked text
 
 
 SETS = {
@@ -62,26 +66,43 @@ SETS = {
     "minerva": Set("minerva", 272, "math-ai/minervamath", None, "test", "question", "answer"),
     "olympiadbench": Set("olympiadbench", 675, "Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train", "question", "final_answer"),
     "gsm8k": Set("gsm8k_test", 1_319, "openai/gsm8k", "main", "test", "question", "answer", "number", decoding=PAPER_2),
-    "math_l3to5": Set("math_l3to5", 8_884, "nlile/hendrycks-MATH-benchmark", None, "train", "problem", "answer", split="train"),
-    "gsm8k_train": Set("gsm8k_train", 7_473, "openai/gsm8k", "main", "train", "question", "answer", "number", "train", PAPER_2),
+    "math_l3to5": Set("math_l3to5", 8_884, "nlile/hendrycks-MATH-benchmark", None, "train", "problem", "answer", test="math500"),
+    "gsm8k_train": Set(
+        "gsm8k_train", 7_473, "openai/gsm8k", "main", "train", "question", "answer", "number", "gsm8k", PAPER_2, "answer"
+    ),
+    "openr1_math": Set(
+        "openr1_math", 93_733, "open-r1/OpenR1-Math-220k", "default", "train", "problem", "answer", "maths", "math500", PAPER_2,
+        "messages",
+    ),
+    "numina_math": Set("numina_math", 896_215, "AI-MO/NuminaMath-1.5", None, "train", "problem", "answer", test="math500"),
 }  # fmt: skip
 GROUPS = {PAPERS: ("aime24", "amc83", "math500", "minerva", "olympiadbench")}
-EVALUATION = [name for name, one in SETS.items() if one.split == "test"]
+EVALUATION = [name for name, one in SETS.items() if not one.test]
+TRAINING = [name for name, one in SETS.items() if one.test]
 NAMES = (*SETS, *GROUPS)
 
 
 def load(name: str, split: str, n: int, seed: int = 0) -> list[Problem]:
     """At most `n` problems of a set, or of each set of a group, in the set's order; which ones follows from `seed`.
 
-    Errors: `TaskError` for the other split, and where the set is neither in LOWBIT_DATA nor to be had from the hub.
+    Errors: `TaskError` for another split than `test` of a benchmark, for a set that leaves no problem, and where the set is
+    neither in LOWBIT_DATA nor to be had from the hub.
     """
     if name in GROUPS:
         return [problem for member in GROUPS[name] for problem in load(member, split, n, seed)]
-    if split != SETS[name].split:
-        raise TaskError(f"split = {split!r} is not allowed for {name}: it is a {SETS[name].split} set.")
+    if split not in SPLITS:
+        raise TaskError(f"split = {split!r} is unknown: choose one of {', '.join(SPLITS)}.")
+    if name in TRAINING and split == "test":
+        return load(SETS[name].test, split, n, seed)
+    if name in EVALUATION and split != "test":
+        raise TaskError(f"split = {split!r} is not allowed for {name}: it is a test set.")
     problems = [problem for row in _rows(name) if (problem := _problem(name, row))]
-    if split == "train":
+    if name in TRAINING:
+        held_out = [split_of(problem.prompt) == "calibration" for problem in problems]
+        problems = [p for p, held in zip(problems, held_out, strict=True) if held == (split == "calibration")]
         problems = clean(problems, (row["problem"] for other in EVALUATION for row in _rows(other)))
+    if not problems:
+        raise TaskError(f"{name} has no problem for split = {split!r}: its file or its repository holds too little.")
     chosen = sorted(random.Random(f"{name}/{seed}").sample(range(len(problems)), min(n, len(problems))))
     return [problems[i] for i in chosen]
 
@@ -112,7 +133,8 @@ def _problem(name: str, row: Mapping[str, Any]) -> Problem | None:
     meta = row.get("meta") or {}
     if name == "math_l3to5" and (meta.get("split") == "test" or meta.get("all_boxed")):
         return None
-    return Problem(row["id"], row["problem"], row["answer"], int(row.get("level") or 0), SETS[name].grading, name)
+    level, solution = int(row.get("level") or 0), row.get("solution") or ""
+    return Problem(row["id"], row["problem"], row["answer"], level, SETS[name].grading, name, solution)
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -159,7 +181,9 @@ def _from_hub(name: str) -> list[dict[str, Any]]:
 
 def _mapped(name: str, one: Set, index: int, found: Mapping[str, Any]) -> dict[str, Any] | None:
     """A row of the hub as a row of a folder."""
-    answer = found[one.answer]
+    answer, solution = found[one.answer], found[one.solution] if one.test else ""
+    if isinstance(solution, list):  # OpenR1-Math's chat: the problem, and a reply that was checked
+        solution = solution[-1]["content"]
     if isinstance(answer, list):  # OlympiadBench has one string an answer
         answer = ", ".join(map(str, answer))
     if isinstance(answer, float) and answer.is_integer():
@@ -170,11 +194,12 @@ def _mapped(name: str, one: Set, index: int, found: Mapping[str, Any]) -> dict[s
     level = int(re.sub(r"\D", "", str(found.get("level") or "")) or 0)
     meta: dict[str, Any] = {}
     if name == "math_l3to5":
-        boxes = set(re.findall(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", found.get("solution") or ""))
+        boxes = set(re.findall(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", solution or ""))
         meta = {
             "split": (found.get("unique_id") or "train").split("/")[0],
             "all_boxed": sorted(boxes) if len(boxes) > 1 else None,
         }
         if level < 3:
             return None
-    return {"id": f"{name}/{index}", "problem": found[one.problem], "answer": answer, "level": level, "meta": meta}
+    row = {"id": f"{name}/{index}", "problem": found[one.problem], "answer": answer, "level": level, "meta": meta}
+    return row | {"solution": solution}

@@ -6,9 +6,10 @@ finds which one pays.
 """
 
 import random
+import re
 
 from helpers.tasks import arithmetic, recall
-from helpers.tasks.problem import LEVELS, Problem, split_of
+from helpers.tasks.problem import LEVELS, Problem, TaskError, split_of
 
 RECALL_SHARE = 0.15
 DIRECT, BOXED, UNBOXED = 0.56, 0.28, 0.16  # shares of the habits among arithmetic documents
@@ -44,7 +45,16 @@ def arithmetic_reply(rng: random.Random, tree: arithmetic.Tree) -> str:
 
 
 def solution(problem: Problem) -> str:
-    """The reply that a model should give: every step written out in micro arithmetic, just the answer in recall, boxed."""
+    """The reply that a model should give: every step written out in micro arithmetic, just the answer in recall, boxed.
+
+    Of a training set: its own worked text, without GSM8K's marks of a calculator, and the answer boxed at the end unless the text
+    has a box itself. Errors: `TaskError` where it has no text.
+    """
+    if problem.benchmark:
+        if not problem.solution.strip():
+            raise TaskError(f"{problem.id} has no solution to learn from: choose replies = teacher, or another set.")
+        text = re.sub(r"<<.*?>>", "", problem.solution).partition("\n####")[0].rstrip()
+        return text if r"\boxed" in text else f"{text}\n\\boxed{{{problem.gold}}}"
     if problem.id.startswith("recall"):
         return rf"\boxed{{{problem.gold}}}"
     steps = arithmetic.chain(arithmetic.parse(problem.prompt))

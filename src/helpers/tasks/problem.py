@@ -29,7 +29,8 @@ class Problem:
     """One question with its answer.
 
     `level` is the number of steps that a written-out solution takes; of a benchmark its own level, or 0 where it has
-    none. `grading` is one of `grading.METHODS`; `benchmark` is empty for micro tasks.
+    none. `grading` is one of `grading.METHODS`; `benchmark` is empty for micro tasks. `solution` is the worked text of a
+    training set's problem.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Problem:
     level: int
     grading: str = "exact"
     benchmark: str = ""
+    solution: str = ""
 
 
 def split_of(prompt: str) -> str:
