@@ -1,11 +1,8 @@
 """A throw-away project to run things in, and a record of the tests that ran.
 
-<<<<<<< HEAD
 `LOWBIT_EVIDENCE=book/results/kernel-tests.json pytest tests/test_fused_*.py` writes how many tests of each file passed, and where.
 """
 
-=======
->>>>>>> wip-gptq
 import os
 import shutil
 from collections import Counter
@@ -18,7 +15,7 @@ import torch
 
 if (
     not torch.cuda.is_available()
-):  # said before anything imports Triton, whose own functions are made for one way or the other
+):  # before anything imports Triton, whose own functions are made for one way or the other
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from helpers import project, records, runs
@@ -28,8 +25,6 @@ from machinery import BASE, EVAL, PARETO, write_notebook
 def pytest_terminal_summary(terminalreporter) -> None:
     if not (path := os.environ.get("LOWBIT_EVIDENCE")):
         return
-    import torch
-
     files: dict[str, Counter] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
