@@ -81,9 +81,11 @@ def peers(weight: torch.Tensor, copies: int) -> dict[str, list[Callable]]:
     if find_spec("bitsandbytes"):
         import bitsandbytes as bnb
 
+        host, (n, k) = weight.cpu(), weight.shape
+
         def nf4() -> nn.Module:
-            layer = bnb.nn.Linear4bit(weight.shape[1], weight.shape[0], False, weight.dtype, quant_type="nf4")
-            layer.weight = bnb.nn.Params4bit(weight.cpu(), requires_grad=False, quant_type="nf4")
+            layer = bnb.nn.Linear4bit(k, n, False, weight.dtype, quant_type="nf4", device="meta")
+            layer.weight = bnb.nn.Params4bit(host, requires_grad=False, quant_type="nf4")
             return layer.to(weight.device)
 
         found["bitsandbytes NF4"] = [nf4() for _ in range(copies)]
