@@ -346,7 +346,9 @@ def test_layers_computed_together_are_those_computed_one_by_one(grids, masked, m
     assert torch.equal(losses[0], alone)
     for grads in zip(*found, torch.autograd.grad(alone, list(model.parameters())), strict=True):
         assert torch.equal(grads[0], grads[1])
-        assert torch.allclose(grads[0], grads[2], rtol=1e-5, atol=1e-9)  # those of scales are multiplied in another order
+        assert torch.allclose(
+            grads[0], grads[2], rtol=1e-5, atol=1e-9
+        )  # those of scales are multiplied in another order
 
 
 def test_held_weights_are_let_go_when_sampling_fails(model):
