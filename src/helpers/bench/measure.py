@@ -46,8 +46,8 @@ def cold(contenders: dict[str, Callable[[int], Any]], copies: int, repeats: int)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for copy in (0, 1, 0):  # compile and tune
-                work(copy % copies)
+            for copy in (*range(copies), 0):  # compile, tune, and let each copy arrange its weights
+                work(copy)
         torch.cuda.current_stream().wait_stream(stream)
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name]):
