@@ -145,7 +145,7 @@ def test_learned_scales_are_rounded_as_they_are_stored():
 def trained(model, steps=3):
     """Some steps of Adam on a loss that moves every weight and scale."""
     torch.manual_seed(0)
-    ids = torch.randint(3, 50, (4, 12))
+    ids = torch.randint(3, 50, (4, 12)).to(model.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -211,8 +211,23 @@ def test_latent_weights_of_another_run_are_refused(model):
     latent = {name: layer.dequantize() for name, layer in linear_layers(model).items()}
     name = list(latent)[-1]
     latent[name] = latent[name].flip(0)
+    before, said = list(model.named_modules()), model.config.to_dict()
     with pytest.raises(SchemeError, match=f"layer {name}: its latent weights do not round to its codes"):
         fake.insert(model, scheme, latents=latent)
+    assert list(model.named_modules()) == before
+    assert model.config.to_dict() == said
+    assert model.is_quantized
+
+
+def test_a_refused_scheme_leaves_a_model_that_has_one_as_it_was(model):
+    ids = torch.tensor([[3, 4, 5, 6]], device=model.device)
+    fake.insert(model, Scheme(3, "group", 32))
+    logits, together = model(ids).logits, model.model.together
+    with pytest.raises(SchemeError, match="does not divide"):
+        fake.insert(model, Scheme(4, "group", 128))
+    assert model.model.together is together
+    model(ids).logits.sum().backward()
+    assert torch.equal(model(ids).logits, logits)
 
 
 @pytest.mark.parametrize("policy", ["qaft", "ptq_rollout"])
@@ -258,7 +273,7 @@ def test_grids_are_found_once_or_at_each_forward():
 
 def test_the_parameters_are_the_models_own(model):
     before = {id(p) for p in model.parameters()}
-    ids = torch.tensor([[3, 4, 5, 6]])
+    ids = torch.tensor([[3, 4, 5, 6]], device=model.device)
     plain = model(ids).logits
     fake.insert(model, Scheme(8, "tensor", symmetric=True))
     assert {id(p) for p in model.parameters()} == before
@@ -293,12 +308,13 @@ def test_materialized_rollouts_are_the_same_and_quantize_once(model, grids, monk
         assert sampling.sample(model, tokenizer, problems, k=2, temperature=1.0, max_new_tokens=24) == plainly
     assert len(calls) == len(fake.layers(model))
     assert all(layer.held is None for layer in fake.layers(model).values())
-    model(torch.tensor([[3, 4]])).logits.sum().backward()  # and training goes on through the latent weights
+    ids = torch.tensor([[3, 4]], device=model.device)
+    model(ids).logits.sum().backward()  # and training goes on through the latent weights
     assert all(layer.weight.grad is not None for layer in fake.layers(model).values())
 
 
 def test_where_forwards_are_quantized(model):
-    ids = torch.tensor([[3, 4, 5, 6]])
+    ids = torch.tensor([[3, 4, 5, 6]], device=model.device)
     plain = model(ids).logits
     fake.insert(model, Scheme(3, "group", 32))
     quantized = model(ids).logits
@@ -351,6 +367,79 @@ def test_layers_computed_together_are_those_computed_one_by_one(grids, masked, m
         )  # those of scales are multiplied in another order
 
 
+def broken_off(model, ids):
+    """A forward pass in which Ctrl-C is pressed: torch calls no hook behind it."""
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(press)
+    with pytest.raises(KeyboardInterrupt):
+        model(ids)
+    hook.remove()
+
+
+def test_a_pass_that_is_broken_off_leaves_no_weights_behind(model):
+    ids = torch.tensor([[3, 4, 5, 6]], device=model.device)
+    fake.insert(model, Scheme(4, "group", 32))
+    broken_off(model, ids)
+    with fake.materialized(model):  # a rollout holds its own, whatever was left
+        model(ids)
+        assert all(layer.held is layer.place for layer in fake.layers(model).values())
+    broken_off(model, ids)
+    with torch.no_grad():
+        for layer in fake.layers(model).values():
+            layer.weight.mul_(0.5)
+    logits = model(ids).logits
+    assert all(layer.held is None for layer in fake.layers(model).values())
+    fake.part(model)
+    assert torch.equal(model(ids).logits, logits)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_that_change_before_the_backward_pass_are_an_error(model, masked):
+    ids = torch.tensor([[3, 4, 5, 6]], device=model.device)
+    fake.insert(model, Scheme(4, "group", 32), masked=masked)
+    loss = model(ids, labels=ids).loss
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+        model(ids)  # computes W' again, where the first pass's was
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("grids", "masked"), [("fixed", False), ("fixed", True), ("step", True), ("learned", False)])
+def test_blocks_may_be_computed_again_in_the_backward_pass(model, grids, masked, reentrant):
+    fake.insert(model, Scheme(3, "group", 32), grids, masked)
+    ids = trained(model, steps=1)
+    model.train()
+    model.enable_input_require_grads()
+    found = []
+    for again in (False, True):
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("grids", ["fixed", "learned"])
+def test_another_type_for_the_weights_rounds_no_grid(grids):
+    torch.manual_seed(0)
+    layer = layer_of(torch.randn(4, 64).bfloat16().float(), Scheme(4, "group", 32), grids=grids)
+    if grids == "learned":
+        layer.log_scale.data.normal_(0, 0.1)
+    before = layer.quantized()
+    after = layer.to(torch.bfloat16).quantized()
+    assert layer.weight.dtype == torch.bfloat16
+    assert torch.equal(after.scale, before.scale)
+    assert torch.equal(after.codes, before.codes)
+    assert layer.to("meta").scale.is_meta
+
+
 def test_held_weights_are_let_go_when_sampling_fails(model):
     fake.insert(model, Scheme(4, "group", 32))
     with pytest.raises(KeyError), fake.materialized(model):
@@ -388,7 +477,7 @@ def test_switching_on_again_finds_the_grid_of_that_moment(model):
 def test_packed_checkpoint_gives_the_logits_and_replies_of_the_fake_quantized_model(model, tmp_path):
     tokenizer = models.build_tokenizer()
     problems = tasks.load("arithmetic", "test", 6)
-    ids = torch.tensor([[3, 4, 5, 6, 20, 30]])
+    ids = torch.tensor([[3, 4, 5, 6, 20, 30]], device=model.device)
     fake.insert(model, Scheme(4, "group", 32))
     with torch.no_grad():  # as after training: weights off the grid, some beyond it
         for layer in fake.layers(model).values():
@@ -410,7 +499,7 @@ def test_a_packed_model_is_trained_from_its_own_codes(model):
     """GPTQ codes are not the nearest ones of a grid found anew, so the grid has to be kept."""
     scheme = Scheme(3, "group", 32)
     quantize(model, "rtn-clip", scheme)
-    ids = torch.tensor([[3, 4, 5, 6]])
+    ids = torch.tensor([[3, 4, 5, 6]], device=model.device)
     logits = model(ids).logits
     codes = {name: layer.unpacked()[0] for name, layer in linear_layers(model).items()}
     other = copy.deepcopy(model)

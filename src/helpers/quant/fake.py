@@ -54,6 +54,18 @@ class FakeQuantLinear(nn.Linear):
         self.register_buffer("zero", zero, persistent=False)
         self.log_scale = nn.Parameter(torch.zeros_like(scale, dtype=torch.float32)) if grids == "learned" else None
 
+    def _apply(self, fn, recurse=True):
+        """Move between devices, but never let `.to(bfloat16)` or `.half()` round a grid: other codes would come of it."""
+        log = self.log_scale
+        grids = [self.scale, self.zero, *(() if log is None else (log, log.grad))]
+
+        def move(t: torch.Tensor) -> torch.Tensor:
+            moved = fn(t)
+            kept = moved.dtype != t.dtype and any(t is each for each in grids)
+            return t.to(moved.device) if kept else moved
+
+        return super()._apply(move, recurse)
+
     def find(self) -> None:
         """Find the grids again, from the weights as they are now; what was learned of the old ones is forgotten."""
         self.scale, self.zero = find_grids(self.weight, self.scheme)
@@ -136,30 +148,48 @@ def insert(
     without them from the grid's points.
 
     Errors: `SchemeError` for an unknown `grids`, for a scheme without a uniform grid, for latent weights that are not those of the
-    layer's codes, and for all that speaks against quantizing the model (see `fit`).
+    layer's codes, and for all that speaks against quantizing the model (see `fit`); the model is then unchanged.
     """
     if grids not in GRIDS:
         raise SchemeError(f"grids = {grids!r} is unknown: choose one of {', '.join(GRIDS)}.")
     for each in scheme.values() if isinstance(scheme, Mapping) else (scheme,):
         if each.numbers != "uniform":
             raise SchemeError(f"scheme = {each} cannot be trained through: fake quantization has uniform grids.")
-    packed = lowbit.low_bit_layers(model)
+    with as_before_on_error(model):
+        packed = lowbit.low_bit_layers(model)
+        restore(model)
+        schemes = scheme_of_each(model, "rtn", scheme)
+        made = {}
+        for name, linear in layers_to_quantize(model, "rtn", schemes, ()).items():
+            made[name] = layer = FakeQuantLinear(linear, schemes[name], grids, masked)
+            if name in packed and same_grids(packed[name], layer):
+                codes, layer.scale, layer.zero = packed[name].unpacked()
+                if latents and name in latents:
+                    layer.weight.data = latents[name].to(layer.weight)
+                    if not torch.equal(layer.quantized().codes, codes) and grids != "step":
+                        raise SchemeError(
+                            f"layer {name}: its latent weights do not round to its codes; make the run again."
+                        )
     part(model)
-    restore(model)
-    schemes = scheme_of_each(model, "rtn", scheme)
-    for name, linear in layers_to_quantize(model, "rtn", schemes, ()).items():
-        layer = FakeQuantLinear(linear, schemes[name], grids, masked)
-        if name in packed and same_grids(packed[name], layer):
-            codes, layer.scale, layer.zero = packed[name].unpacked()
-            if latents and name in latents:
-                layer.weight.data = latents[name].to(layer.weight)
-                if not torch.equal(layer.quantized().codes, codes) and grids != "step":
-                    raise SchemeError(
-                        f"layer {name}: its latent weights do not round to its codes; make the run again."
-                    )
+    for name, layer in made.items():
         model.set_submodule(name, layer)
     decoder = model.get_decoder()
     decoder.together = Together(decoder, list(layers(decoder).values()))
+
+
+@contextmanager
+def as_before_on_error(model: PreTrainedModel) -> Iterator[None]:
+    """Should anything go wrong inside, the model gets back the layers it had and what was said on it about them."""
+    before = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | LowBitLinear)}
+    said = [(owner, dict(vars(owner))) for owner in (model, model.config)]
+    try:
+        yield
+    except BaseException:
+        for name, layer in before.items():
+            model.set_submodule(name, layer)
+        for owner, values in said:
+            vars(owner).update(values)
+        raise
 
 
 def part(model: PreTrainedModel) -> None:
