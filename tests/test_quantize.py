@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3MoeConfig, Qwen3MoeFo
 
 from helpers import models, quant, sampling
 from helpers.kernels import LowBitLinear
-from helpers.quant import Scheme, SchemeError
+from helpers.quant import Scheme, SchemeError, gptq, methods
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +252,29 @@ def test_scales_below_float16_s_full_precision_are_noted(base):
     assert [r.name for r in report if r.note] == ["model.layers.0.mlp.up_proj"]
 
 
-def test_negative_damping_is_refused(base):
-    with pytest.raises(SchemeError, match="damping = -1 is not allowed: it must be 0 or more"):
-        quantized(base, "gptq", "w4g64", damping=-1)
+@pytest.mark.parametrize("damping", [-1, 20, float("nan")])
+def test_damping_that_makes_no_sense_is_refused(base, damping):
+    with pytest.raises(SchemeError, match=f"damping = {damping} is not allowed: it must be 0 or more, and at most 10"):
+        quantized(base, "gptq", "w4g64", damping=damping)
+
+
+def test_seconds_hold_what_layers_with_the_same_inputs_share(base, monkeypatch):
+    """On a clock that only factorizations move, each by a second: four a block."""
+    now = [0.0]
+
+    def slow(*args):
+        now[0] += 1
+        return gptq.prepared(*args)
+
+    monkeypatch.setattr(methods, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(methods, "prepared", slow)
+    model, report = quantized(base, "gptq", "w4g64", clip=False)
+    assert sum(r.seconds for r in report) == now[0] == 4 * len(model.model.layers)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_layer_that_is_never_called_is_named(base, method):
+    model = copy.deepcopy(base[0])
+    model.model.layers[0].mlp.spare = torch.nn.Linear(64, 64)
+    with pytest.raises(SchemeError, match=r"the model never calls model\.layers\.0\.mlp\.spare, so"):
+        quant.quantize(model, method, "w4g64", base[2])

@@ -135,6 +135,8 @@ class Stream:
 
         The texts go no further into the block than that, so what its parts (the attention, say) give before is as it will be when
         the block is done: it is kept until then.
+
+        Errors: `SchemeError` where the block uses none of them.
         """
         names: list[str] = []
         found: dict[str, Moments] = {}
@@ -164,6 +166,8 @@ class Stream:
         finally:
             for hook in hooks:
                 hook.remove()
+        if not names:
+            refuse_unused(list(layers))
         refuse_overflow(found)
         return names, found[names[0]]
 
@@ -232,6 +236,12 @@ def refuse_overflow(found: Mapping[str, Moments]) -> None:
             raise SchemeError(
                 f"the inputs of layer {name} are not finite on the calibration texts: the model overflows."
             )
+
+
+def refuse_unused(names: Sequence[str]) -> None:
+    raise SchemeError(
+        f"the model never calls {', '.join(names)}, so no inputs tell how to round: take method = rtn, or leave them out."
+    )
 
 
 def decoder_blocks(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:

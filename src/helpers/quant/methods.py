@@ -86,13 +86,14 @@ def by_gptq(
     left = dict(layers)
     while left:
         names, moments = stream.next_moments(block, left)
+        start = perf_counter()  # what the layers share counts for the first
         inputs = prepared(moments.second, act_order, damping)
         note = f"damping {inputs.damping:g}" if inputs.damping != damping else ""
         for name in names:
-            start = perf_counter()
             layer = left.pop(name)
             found = gptq(layer.weight, inputs, schemes[name], clip)
             yield packed(name, layer, found, found.dequantize(), start, note)
+            start = perf_counter()
 
 
 def by_awq(
@@ -107,6 +108,8 @@ def by_awq(
     own = {name.removeprefix(f"{prefix}."): layer for name, layer in layers.items()}
     schemes = {name: schemes[f"{prefix}.{name}"] for name in own}
     moments = stream.moments(block, own)
+    if unused := [f"{prefix}.{name}" for name in own if name not in moments]:
+        calibration.refuse_unused(unused)
     scales = awq.fold(block, own, moments, stream, schemes, clip)
     for name, layer in own.items():
         found = awq.rounded(scales[name].weight, moments[name], schemes[name], SEARCH if clip else WHOLE)

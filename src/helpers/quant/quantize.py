@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from helpers.quant.awq import output_error as error_of
 from helpers.quant.calibration import Moments, Stream, decoder_blocks, split
 from helpers.quant.fit import layers_to_quantize, scheme_of_each
+from helpers.quant.gptq import MOST_DAMPING
 from helpers.quant.layers import stored_bytes
 from helpers.quant.methods import Layer, mark, solver
 from helpers.quant.scheme import Scheme, SchemeError
@@ -62,10 +63,10 @@ def quantize(
 
     Errors: `SchemeError` for an unknown method, one that cannot do the scheme, a model that it does not fit (Conv1D, experts,
     already quantized), a layer that the scheme does not fit (named), and too few texts; the model is then unchanged. Inputs
-    that are not finite show up on the way: the model is then part quantized and of no more use.
+    that are not finite, and layers without inputs, show up on the way: the model is then part quantized and of no more use.
     """
-    if damping < 0:
-        raise SchemeError(f"damping = {damping} is not allowed: it must be 0 or more.")
+    if not 0 <= damping <= MOST_DAMPING:  # a NaN neither
+        raise SchemeError(f"damping = {damping} is not allowed: it must be 0 or more, and at most {MOST_DAMPING:g}.")
     scheme = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
     schemes = scheme_of_each(model, method, scheme)
     layers = layers_to_quantize(model, method, schemes, calibration)
