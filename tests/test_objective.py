@@ -165,6 +165,33 @@ def test_any_head_can_be_trained_or_stand_still(kind, of_hidden, monkeypatch):
             assert (one - other).abs().max() <= 1e-4 * other.abs().max(), name
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_of_a_head_count_for_value_and_gradient(before):
+    head, _, hidden, _ = student_and_teacher()
+    hidden.requires_grad_()
+    if before:
+        head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    else:
+        head.register_forward_hook(lambda module, args, output: 5 * torch.tanh(output / 5))
+    targets = torch.randint(0, WORDS, (TOKENS,))
+    found = []
+    for loss in (objective.sft(hidden, head, targets), F.cross_entropy(head(hidden), targets, reduction="sum")):
+        found.append([loss.detach(), *gradients(loss, hidden, head.weight)])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+def test_no_token_costs_nothing():
+    head, teacher_head, hidden, of_teacher = student_and_teacher()
+    nothing = hidden[:0].requires_grad_()
+    for loss in (
+        objective.kd(nothing, head, of_teacher[:0], teacher_head),
+        objective.sft(nothing, head, torch.zeros(0).long()),
+    ):
+        assert loss.item() == 0
+        assert not gradients(loss, head.weight)[0].any()
+
+
 def test_a_tied_head_gets_both_gradients():
     torch.manual_seed(0)
     embedding, head = nn.Embedding(WORDS, 8), nn.Linear(8, WORDS, bias=False)

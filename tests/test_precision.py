@@ -328,6 +328,9 @@ def test_log_probabilities_in_groups_are_those_of_all_texts_at_once(model, token
         assert torch.allclose(mine[inside], theirs[inside], atol=1e-5)
     gradients = [torch.autograd.grad(x[0][inside].sum(), model.model.norm.weight)[0] for x in (found, expected)]
     assert torch.allclose(*gradients, atol=1e-4)
+    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 6)
+    assert torch.equal(logps, found[0])
+    assert entropies is None
     model.__dict__.pop("forward", None)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from helpers.kernels.kl import cross_entropy_, kl_
+from helpers.sampling.decoder import hooked
 
 LOGITS = 2**26, 2**29  # numbers in the logits of a chunk, on a CPU (256 MB in float32) and on a GPU (1 GB in bfloat16)
 
@@ -79,7 +80,7 @@ class InForward(torch.autograd.Function):
         of_hidden, *of_parameters = sums
         total = torch.zeros((), device=hidden.device)
         chunks = -(-len(hidden) * head.out_features // LOGITS[hidden.is_cuda]) or 1
-        size = -(-len(hidden) // chunks)
+        size = max(-(-len(hidden) // chunks), 1)  # also of no token
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
             one = of_hidden[rows] if wanted[0] else None
@@ -104,7 +105,8 @@ def _step(
     sums: list[torch.Tensor | None],
 ) -> torch.Tensor:
     """The loss of a chunk; its gradients of `h` and `parameters` are added to the `sums` that are there."""
-    if type(head) is nn.Linear and h.dtype == head.weight.dtype and not torch.is_autocast_enabled(h.device.type):
+    plain = type(head) is nn.Linear and not hooked(head) and h.dtype == head.weight.dtype
+    if plain and not torch.is_autocast_enabled(h.device.type):
         slopes = head(h)
         value = loss_(slopes, others).sum()
         of_h, of_weight, *of_bias = sums
