@@ -115,10 +115,12 @@ class Trainer(GRPOTrainer):
             last = max(last, start + 1)
             cut = (x[group, first:last] for x in (input_ids, attention_mask))
             found = super()._get_per_token_logps_and_entropies(model, *cut, last - start, *args, **kwargs)
-            parts.append([functional.pad(x, (0, input_ids.shape[1] - last)) for x in found[:2]])
+            found = [x for x in found[:2] if x is not None]  # without entropies where they are not asked for
+            parts.append([functional.pad(x, (0, input_ids.shape[1] - last)) for x in found])
             rows += group
         back = torch.tensor(rows, device=input_ids.device).argsort()
-        found = (*(torch.cat(each)[back] for each in zip(*parts, strict=True)), None)
+        found = [torch.cat(each)[back] for each in zip(*parts, strict=True)]
+        found = (*found, *[None] * (3 - len(found)))
         if self.inputs is not None and "sampling_per_token_logps" in self.inputs:
             mask = self.inputs["completion_mask"].bool()
             ratio = (found[0].detach() - self.inputs["sampling_per_token_logps"]).masked_fill(~mask, 0.0)
