@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from helpers import bench, cli, params, project, records
-from helpers.bench import decode, kd, measure
+from helpers.bench import decode, kd, measure, rollout
 from helpers.errors import UserError
+from helpers.quant import fake
 
 KEYS = {
     *("work", "shape", "unit", "ours", "peers", "limit", "target", "reached", "better", "ratio", "error", "spread"),
@@ -43,6 +44,14 @@ def test_the_distillation_loss_in_chunks_is_compared_with_the_plain_one():
     (row,) = kd.rows(tokens=50, vocabulary=40, width=8, repeats=1)
     assert set(row) == KEYS
     assert row["error"] < 1e-5
+
+
+def test_a_quantized_rollout_has_an_error_of_its_own(monkeypatch):
+    monkeypatch.setattr(rollout, "difference", lambda model, prompts, tokens: float(len(fake.layers(model))))
+    monkeypatch.setattr(rollout, "speeds", lambda contenders, tokens, repeats: {name: [1.0] for name in contenders})
+    full, quantized = rollout.micro("base-xs", 2, 3, 1)
+    assert full["error"] == 0
+    assert quantized["error"] > 0
 
 
 def test_targets():

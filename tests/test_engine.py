@@ -20,7 +20,7 @@ from helpers.kernels import decode
 from helpers.models import activations
 from helpers.quant import Scheme, fake, quantize
 from helpers.sampling import engine as engines
-from helpers.sampling.backends import Settings, backend_of, with_logprobs
+from helpers.sampling.backends import COLDEST, Settings, backend_of, with_logprobs
 from helpers.sampling.engine import CHECK, Engine, engine_for, fingerprint
 from helpers.training import grpo
 
@@ -273,6 +273,18 @@ def test_a_fingerprint_sees_what_a_graph_depends_on(pair):
     assert all(x != y for x, y in zip(seen[1:], seen, strict=False))
 
 
+def test_a_fingerprint_sees_what_lists_hold(pair):
+    """PEFT notes in a list which adapters are merged, and appends to it."""
+    model = with_lora(pair[0])
+    base = model.get_base_model()
+    before = fingerprint(base)
+    assert fingerprint(base) == before
+    model.merge_adapter()
+    assert fingerprint(base) != before
+    model.unmerge_adapter()
+    assert fingerprint(base) == before
+
+
 def test_an_engine_is_kept_for_a_rollout_of_its_size_and_no_longer_than_its_model(pair):
     model = copy.deepcopy(pair[0])
     first = engine_for(model, 4, 60, 20, (1,), 0.0, 0, 1.0)
@@ -282,6 +294,25 @@ def test_an_engine_is_kept_for_a_rollout_of_its_size_and_no_longer_than_its_mode
     kept = len(engines.ENGINES)
     del model, first
     assert len(engines.ENGINES) < kept
+
+
+def test_an_engine_does_not_follow_its_model_to_another_device(pair):
+    model = copy.deepcopy(pair[0])
+    first = engine_for(model, 4, 60, 20, (1,), 0.0, 0, 1.0)
+    assert engine_for(model.to("meta"), 4, 60, 20, (1,), 0.0, 0, 1.0) is not first
+
+
+def test_an_engine_from_inference_mode_is_used_outside_of_it(pair):
+    model, settings = copy.deepcopy(pair[0]), Settings(12, (), 0, 4, temperature=1.0)
+    prompts = sampling.prompt_ids(pair[1], PROBLEMS[:4])
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        inside = with_logprobs(model, prompts, settings)
+    kept = engines.ENGINES[model]
+    torch.manual_seed(0)
+    assert with_logprobs(model, prompts, settings) == inside
+    assert engines.ENGINES[model] is kept
+    assert not any(t.is_inference() for t in (kept.seed, kept.clock, *kept.state.all(), *kept.decoder.cache))
 
 
 def engine_of(pair, rows, limit, **settings):
@@ -334,6 +365,25 @@ def test_log_probabilities_are_those_of_a_forward_over_the_whole_text(trained):
             assert torch.tensor(logprobs) == pytest.approx(expected.cpu(), abs=1e-4)
 
 
+def test_no_random_number_is_used_twice(pair, monkeypatch):
+    """A kernel draws row b's number of a step from the seed and step * B + b, also where few waiting prompts are begun."""
+    model, tokenizer = pair
+    used = []
+
+    def draw(logits, temperature, top_k, top_p, seed, clock):
+        rows = len(logits)
+        used.extend((seed.item(), clock.item() * rows + row) for row in range(rows))
+        return of_reference(logits, temperature, top_k, top_p, seed, clock)
+
+    of_reference = decode.draw
+    monkeypatch.setattr(decode, "draw", draw)
+    engine = engine_of((model, tokenizer), 5, 40, temperature=1.0)
+    engine.lean = False  # as on a GPU, where all rows are kept
+    engine.generate(sampling.prompt_ids(tokenizer, PROBLEMS))
+    assert len(used) > 200
+    assert len(set(used)) == len(used)
+
+
 def test_a_seed_repeats_its_replies(pair):
     def draw(seed):
         return sampling.sample(*pair, PROBLEMS, k=2, temperature=1.0, batch_size=16, seed=seed, backend="graph")
@@ -371,6 +421,9 @@ class Optional:
         (lambda m: setattr(m.config, "hidden_act", "gelu"), "its activation is gelu"),
         (lambda m: setattr(m.model.rotary_emb, "rope_type", "dynamic"), "its rotation dynamic depends on the length"),
         (lambda m: m.model.layers[0].mlp.register_forward_hook(lambda *_: None), "there are hooks on modules"),
+        (lambda m: m.model.layers[1].mlp.act_fn.register_forward_hook(lambda *_: None), "there are hooks on modules"),
+        (lambda m: m.model.rotary_emb.register_forward_pre_hook(lambda *_: None), "there are hooks on modules"),
+        (lambda m: m.register_forward_hook(lambda *_: None), "there are hooks on modules"),
         (lambda m: quantize(m, "bnb", "int8"), "it has LLM.int8 layers"),
     ],
 )
@@ -383,6 +436,44 @@ def test_models_whose_step_is_not_taken(pair, monkeypatch, change, reason):
     assert backend_of(model) == "hf"
     with pytest.raises(UserError, match=f"^backend = 'graph' cannot sample this model: {reason}.*; use 'hf'\\.$"):
         backend_of(model, "graph")
+
+
+def test_a_forward_of_the_model_s_own_is_no_reason(pair, monkeypatch):
+    """TRL sets one, which does the same."""
+    monkeypatch.delenv("LOWBIT_SAMPLER", raising=False)
+    model = copy.deepcopy(pair[0])
+    model.forward = model.forward
+    assert backend_of(model) == "graph"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"top_p": 0.0}, "top_p = 0.0 is out of range: it must be above 0 and at most 1."),
+        ({"top_p": 1.5}, "top_p = 1.5 is out of range: it must be above 0 and at most 1."),
+        ({"top_k": -1}, "top_k = -1 is out of range: it must be at least 0."),
+        ({"max_new_tokens": 0}, "max_new_tokens = 0 is out of range: it must be at least 1."),
+        ({"temperature": -1.0}, "temperature = -1.0 is out of range: it must be 0 or at least 1e-06."),
+        ({"temperature": 1e-40}, "temperature = 1e-40 is out of range: it must be 0 or at least 1e-06."),
+        ({"temperature": float("nan")}, "temperature = nan is out of range: it must be 0 or at least 1e-06."),
+    ],
+)
+def test_settings_that_nothing_can_be_drawn_with(pair, settings, sentence):
+    with pytest.raises(UserError) as error:
+        sampling.sample(*pair, PROBLEMS[:2], **{"temperature": 1.0} | settings)
+    assert str(error.value) == sentence
+
+
+def test_the_lowest_temperature_takes_the_likeliest(pair):
+    settings = {"max_new_tokens": 10, "backend": "graph"}
+    coldest, greedy = (sampling.sample(*pair, PROBLEMS, temperature=t, **settings) for t in (COLDEST, 0.0))
+    assert coldest == greedy
+
+
+@pytest.mark.parametrize("prompts", [[[], [5]], [[5], []], [[]]])
+def test_a_prompt_without_tokens(pair, prompts):
+    with pytest.raises(UserError, match=r"^a prompt has no tokens: nothing follows from it\.$"):
+        with_logprobs(pair[0], prompts, Settings(4, (), 0, 2))
 
 
 def test_vllm_is_given_the_policy_and_token_ids(pair, monkeypatch):
@@ -411,6 +502,15 @@ def test_vllm_is_given_the_policy_and_token_ids(pair, monkeypatch):
     for other in (with_lora(model), low_bit(model, False), low_bit(model, True)):
         with pytest.raises(UserError, match="it computes with low-bit or adapted layers"):
             backend_of(other, "vllm")
+
+
+def test_grpo_trains_a_model_that_was_just_sampled(pair, monkeypatch):
+    """`sample` is in inference mode and a rollout is not, and both are of one engine."""
+    monkeypatch.delenv("LOWBIT_SAMPLER", raising=False)
+    model, problems = copy.deepcopy(pair[0]), tasks.load("arithmetic", "train", 8, seed=0)
+    sampling.sample(model, pair[1], problems, temperature=1.0, max_new_tokens=16)
+    options = {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 16, "kl_every": 0}
+    assert len(grpo.train(model, pair[1], problems, steps=1, **options)) == 1
 
 
 @pytest.mark.parametrize("quantized", [False, True])

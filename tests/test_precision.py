@@ -323,6 +323,9 @@ def test_log_probabilities_in_groups_are_those_of_all_texts_at_once(model, token
         trainer, trainer.model, ids, mask, 6, compute_entropy=True
     )
     inside = mask[:, 3:].bool()
+    without = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, 6)
+    assert without[1:] == (None, None)
+    assert torch.equal(without[0], found[0])
     for mine, theirs in zip(found[:2], expected[:2], strict=True):
         assert mine.shape == theirs.shape == (4, 6)
         assert torch.allclose(mine[inside], theirs[inside], atol=1e-5)

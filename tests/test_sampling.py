@@ -111,7 +111,7 @@ def test_replies_that_were_not_finished_are_left_out_unless_they_are_asked_for(p
 def test_training_texts_that_cannot_be_had(shipped):
     for writer, domain, sentence in (
         ("student", "arithmetic", r"writer = 'student' is unknown: choose one of gold, teacher\."),
-        ("gold", "algebra", r"domain = 'algebra' is unknown: choose one of arithmetic, recall, corpus\."),
+        ("gold", "algebra", r"domain = 'algebra' is unknown: choose one of arithmetic, recall, corpus, math"),
     ):
         with pytest.raises(UserError, match=sentence):
             sampling.training_texts(writer, domain, *shipped, 3)

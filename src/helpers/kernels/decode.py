@@ -10,7 +10,7 @@
 On a GPU a token is drawn by inversion in two stages: one pass over the vocabulary sums exp(z) of each chunk, a random number picks
 the chunk by these sums and another the token in it. The floor of `top_k` and `top_p` is found bit by bit, from the highest bit of
 the float down, with one count (or sum) over the row for each: no sort. Random numbers there are those of Philox (Salmon et al.,
-2011) for (seed, step, row), both read on the device, so a captured step needs no generator of the host.
+2011) for the seed and step * B + row, seed and step read on the device, so a captured step needs no generator of the host.
 """
 
 import torch
@@ -115,7 +115,8 @@ def draw(
     """A token for each row of `logits` `(B, V)` and its log-probability at `temperature`, both `(B,)`.
 
     The log-probability is that before `top_k` and `top_p`; temperature 0 takes the likeliest token. `seed` and `clock` `(1,)` int64
-    choose the random numbers of a kernel; the reference takes them from the device's default generator.
+    choose the random numbers of a kernel, which are others for each step as long as all draws from a seed have as many rows; the
+    reference takes them from the device's default generator.
     """
     if backend.usable(logits):
         from helpers.kernels.fused import decode

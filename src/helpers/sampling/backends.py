@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 
 import torch
 from torch import nn
@@ -25,11 +26,15 @@ from helpers.sampling.engine import engine_for
 
 BACKENDS = ("graph", "hf", "vllm")
 SWITCH = "LOWBIT_SAMPLER"  # environment variable that names the back end where `auto` is asked for
+COLDEST = 1e-6  # the lowest temperature above 0: logits divided by it are still finite
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How replies are drawn: `rows` at a time, `top_k` 0 and `top_p` 1 without these filters, `ends` the end marks."""
+    """How replies are drawn: `rows` at a time, `top_k` 0 and `top_p` 1 without these filters, `ends` the end marks.
+
+    Errors: `UserError` for a value that nothing can be drawn with.
+    """
 
     max_new_tokens: int
     ends: tuple[int, ...]
@@ -38,6 +43,16 @@ class Settings:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, allowed, sentence in (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature == 0 or COLDEST <= self.temperature < inf, f"0 or at least {COLDEST}"),
+            ("top_k", self.top_k >= 0, "at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+        ):
+            if not allowed:
+                raise UserError(f"{name} = {getattr(self, name)} is out of range: it must be {sentence}.")
 
 
 def backend_of(model: nn.Module, asked: str = "auto") -> str:
@@ -77,7 +92,12 @@ def by_engine(model: PreTrainedModel, prompts: Sequence[list[int]], settings: Se
 def with_logprobs(
     model: nn.Module, prompts: Sequence[list[int]], settings: Settings
 ) -> list[tuple[list[int], list[float]]]:
-    """The engine's replies, each with the log-probability of every token."""
+    """The engine's replies, each with the log-probability of every token.
+
+    Errors: `UserError` for a prompt without tokens.
+    """
+    if not all(map(len, prompts)):
+        raise UserError("a prompt has no tokens: nothing follows from it.")
     width = max(map(len, prompts), default=0) + settings.max_new_tokens
     rows = min(settings.rows, len(prompts))
     engine = engine_for(

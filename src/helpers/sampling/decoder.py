@@ -39,17 +39,23 @@ def obstacle(model: PreTrainedModel) -> str:
         return f"its activation is {config.hidden_act}"
     if any(type(module).__name__ == "Linear8bitLt" for module in model.modules()):
         return "it has LLM.int8 layers, which ask the host at each token"
-    skipped = [model.model, *(part for layer in model.model.layers for part in (layer, layer.self_attn, layer.mlp))]
-    if any(hooked(module) for module in skipped):
+    layers = (part for layer in model.model.layers for part in (layer, layer.self_attn, layer.mlp, layer.mlp.act_fn))
+    skipped = [model.model, model.model.rotary_emb, *layers]  # the rotation is called, but once and for all positions
+    # a `forward` of the model's own is no reason: TRL sets one, which does the same
+    if needed_hooks(model) or any(hooked(module) for module in skipped):
         return "there are hooks on modules that a step does not call"
     return ""
 
 
 def hooked(module: nn.Module) -> bool:
     """Whether more than the module's own forward happens when it is called; hooks of an `optional` object may be left out."""
+    return needed_hooks(module) or "forward" in vars(module)
+
+
+def needed_hooks(module: nn.Module) -> bool:
+    """Whether the module has hooks that may not be left out."""
     hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
-    needed = any(not getattr(getattr(hook, "__self__", None), "optional", False) for hook in hooks)
-    return needed or "forward" in vars(module)
+    return any(not getattr(getattr(hook, "__self__", None), "optional", False) for hook in hooks)
 
 
 def norm(module: nn.Module, hidden: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
@@ -70,8 +76,6 @@ def cached_bytes(model: PreTrainedModel, width: int) -> int:
 class Decoder:
     """The cache of `rows` sequences of up to `width` tokens, and steps of the model that it was made for on it."""
 
-    branches = True
-
     def __init__(self, model: PreTrainedModel, rows: int, width: int) -> None:
         config, like = model.config, model.get_input_embeddings().weight.new_empty(0)
         self.head_dim = model.model.layers[0].self_attn.head_dim
@@ -87,7 +91,7 @@ class Decoder:
         def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
             return decode.attend(query, keys[:, :, :longest], values[:, :, :longest], lengths, scale)
 
-        return model.lm_head(self._forward(model, token, self.rows, lengths, attention, aside=self.branches))
+        return model.lm_head(self._forward(model, token, self.rows, lengths, attention, aside=True))
 
     def read(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> torch.Tensor:
         """Put the prompts into these rows of the cache; logits `(n, V)` of what follows each. Equal prompts are read once."""

@@ -28,6 +28,7 @@ CHECK = 8  # tokens between two looks at which replies have ended
 MULTIPLE = 64  # of the cache's width, so that rollouts of like length share a graph
 CACHE = 0.4  # of a GPU's memory, at most, for keys and values
 SHARE = 8  # one row in so many must be free before waiting prompts are read, or rows given up
+PLAIN = (bool, int, float, str)
 Drawn = tuple[list[int], list[float]]  # a reply's tokens, end mark included, and their log-probabilities
 
 
@@ -75,15 +76,21 @@ def fingerprint(model: nn.Module) -> list[Any]:
 
 
 def mark(name: str, value: Any) -> Any:
-    """A tensor's place, a plain value, or which object it is."""
+    """A tensor's place, a plain value or what a list, tuple or set of them holds, or which object it is."""
     if isinstance(value, torch.Tensor):
         return name, value.data_ptr(), value.shape, value.dtype
-    return name, value if isinstance(value, bool | int | float | str) else id(value)
+    if isinstance(value, list | tuple | set) and all(isinstance(each, PLAIN) for each in value):
+        return name, type(value), frozenset(value) if isinstance(value, set) else tuple(value)
+    return name, value if isinstance(value, PLAIN) else id(value)
 
 
 class Engine:
-    """Replies of a model from `rows` rows, each of a prompt and up to `limit` tokens of reply, together at most `width`."""
+    """Replies of a model from `rows` rows, each of a prompt and up to `limit` tokens of reply, together at most `width`.
 
+    What is kept is made outside of inference mode, whose tensors could not be written to in the next rollout outside of it.
+    """
+
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -109,8 +116,10 @@ class Engine:
     def fits(self, rows: int, width: int, limit: int, ends: Sequence[int], settings: tuple) -> bool:
         """Whether this engine does such a rollout as it is."""
         same = (self.rows, self.limit, self.ends, self.settings) == (rows, limit, tuple(ends), settings)
-        return same and width <= self.width
+        moved = self.model().get_input_embeddings().weight.device != self.seed.device
+        return same and width <= self.width and not moved
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]]) -> list[Drawn]:
         """One reply a prompt, in order. The draws follow from the device's default random generator."""
@@ -171,7 +180,8 @@ class Engine:
         begun = State.of(len(taken), self.limit, device)
         begun.ended.fill_(False)
         begun.lengths.copy_(torch.tensor([self.lengths[row] - 1 for row in taken]))  # the last token was read just now
-        self._draw(logits, begun)
+        # a seed for each time, as draws from one seed must be of equally many rows
+        self._draw(logits, begun, self.seed + 1 + self.clock)
         self.state.put(rows, begun)
 
     def _shrink(self) -> None:
@@ -184,8 +194,8 @@ class Engine:
             [kept[row] for row in held] for kept in (self.owners, self.lengths, self.counts)
         )
 
-    def _draw(self, logits: torch.Tensor, state: State) -> None:
-        drawn, logprob = decode.draw(logits, *self.settings, self.seed, self.clock)
+    def _draw(self, logits: torch.Tensor, state: State, seed: torch.Tensor) -> None:
+        drawn, logprob = decode.draw(logits, *self.settings, seed, self.clock)
         decode.advance(*state.all(), drawn, logprob, self.marks, self.clock)
 
     def _steps(self, model: nn.Module) -> None:
@@ -205,7 +215,8 @@ class Engine:
 
     def _step(self, model: nn.Module, longest: int) -> None:
         """One token of each row: nothing but work on the device, always in the same places."""
-        self._draw(self.decoder.step(model, self.state.token, self.state.lengths, longest), self.state)
+        logits = self.decoder.step(model, self.state.token, self.state.lengths, longest)
+        self._draw(logits, self.state, self.seed)
 
     def _step_and_capture(self, model: nn.Module) -> None:
         """Make one step as it is, which loads and tunes its kernels, and capture the next, which the capture does not run."""

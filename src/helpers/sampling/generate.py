@@ -72,9 +72,10 @@ def sample(
     """Give `k` replies a problem, problem by problem; temperature 0 is greedy decoding, with `k` = 1.
 
     `batch_size` counts replies; `top_k` 0 and `top_p` 1 leave nothing out. The same seed, batch size and back end give the same
-    replies on one machine. `prompt` is one of `tasks.STYLES`.
+    replies on one machine; on a GPU up to rounding, since an engine kept from a longer rollout splits its attention otherwise.
+    `prompt` is one of `tasks.STYLES`.
 
-    Errors: `UserError` for equal replies, and for prompts that the model cannot read.
+    Errors: `UserError` for equal replies, for settings that nothing can be drawn with, and for prompts that the model cannot read.
     """
     if temperature == 0 and k > 1:
         raise UserError(
