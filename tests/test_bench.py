@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import pytest
 
@@ -12,7 +13,7 @@ from helpers.quant import fake
 
 KEYS = {
     *("work", "shape", "unit", "ours", "peers", "limit", "target", "reached", "better", "ratio", "error", "spread"),
-    *("moved", "repeats", "device", "versions", "commit"),
+    *("error_unit", "moved", "repeats", "left_out", "device", "versions", "commit"),
 }
 
 
@@ -63,6 +64,14 @@ def test_targets():
     assert "not reached" in bench.as_text(row)
     assert measure.row("w", "s", "ms", {"mine": [2.0]}, "mine", target=1.5, better="higher")["reached"]
     assert measure.row("w", "s", "ms", {"mine": [2.0]}, "mine")["reached"] is None
+
+
+def test_what_an_error_means_and_which_peer_does_not_run_are_said():
+    row = measure.row("w", "s", "ms", {"mine": [2.0]}, "mine", error=1e-3, left_out={"theirs": "no such kernel"})
+    told = bench.as_text(row)
+    assert "error 1.0e-03 (relative)" in told
+    assert "does not run here: no such kernel" in told
+    assert "error 1.0e-03 nats" in bench.as_text(row | {"error_unit": "nats"})
 
 
 def test_bytes_are_named_like_the_values_and_a_row_is_a_metric():
@@ -137,6 +146,25 @@ def test_the_command_as_json_and_into_a_file(command, tmp_path):
     rows = [json.loads(command("rollout", "--json", "--repeats", "2", "--out", str(out))[1])[0] for _ in range(2)]
     assert [row["repeats"] for row in rows] == [2, 2]
     assert json.loads(out.read_text()) == rows
+
+
+@pytest.mark.parametrize("content", ["no JSON", '{"rows": []}'])
+def test_a_file_that_rows_cannot_be_added_to_is_refused_before_measuring(command, tmp_path, monkeypatch, content):
+    out = tmp_path / "speed.json"
+    out.write_text(content)
+    monkeypatch.setitem(bench.BENCHMARKS, "rollout", lambda repeats: pytest.fail("it measured"))
+    code, _, errors = command("rollout", "--out", str(out))
+    assert (code, out.read_text()) == (2, content)
+    assert "is no JSON list that rows could be added to" in errors
+
+
+def test_a_speed_without_the_graph_is_not_published(command, monkeypatch):
+    monkeypatch.setitem(
+        bench.BENCHMARKS, "rollout", lambda repeats: warnings.warn(f"{bench.engine.NO_GRAPH}: why", stacklevel=1)
+    )
+    code, output, errors = command("rollout")
+    assert (code, output) == (2, "")
+    assert errors.startswith("rollout was not measured: no CUDA graph of a decoding step: why.")
 
 
 def test_an_unknown_work_is_one_sentence(command):

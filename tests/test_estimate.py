@@ -5,6 +5,7 @@ import pytest
 from helpers import estimate, models, params, project, shapes
 from helpers.estimate import GIB
 from helpers.models import tiny
+from helpers.sampling import engine
 from helpers.shapes import SHAPES
 from helpers.study import Job, plan
 
@@ -57,12 +58,24 @@ def test_what_costs_more():
     assert own("qat", replies="student").hours > own("qat").hours
     one, four = (own("eval", task="papers", n=10_000, k=k, max_new_tokens=2048) for k in (0, 3))
     assert four.hours > 2 * one.hours
-    half = own("eval", task="papers", n=10_000, k=3, max_new_tokens=2048, precision="bfloat16")
+    asked = {"task": "papers", "n": 10_000, "k": 3, "max_new_tokens": 2048, "batch_size": 64}
+    half, four = (own("eval", **asked, precision=kind) for kind in ("bfloat16", "float32"))
     assert half.hours < 0.7 * four.hours
     assert half.gib < 0.6 * four.gib
     assert own("eval", task="gsm8k", decoding="paper").gib > own("eval", task="gsm8k").gib
     assert estimate.of_job("base", {"size": "s", "steps": 10, "batch_size": 8}, (SHAPES["s"], 32)).hours > 0
     assert estimate.of_job("pareto", {}, (SHAPES["s"], 32)) is None
+
+
+def test_the_cache_stays_while_the_backward_pass_runs_and_is_a_share_of_the_gpu():
+    assert estimate.CACHE == engine.CACHE
+    shape, given = SHAPES["Qwen3-0.6B"], {"max_new_tokens": 2048, "micro_batch": 1, "prompts_per_step": 1}
+    few, many = (own(group_size=n, **given).gib for n in (2, 8))
+    assert many - few == pytest.approx(6 * ((200 + 2048) * shape.cache + 3 * shape.vocabulary) * 4 / GIB)
+    most = job("eval", task="gsm8k", n=1000, k=0, batch_size=1000, max_new_tokens=2048)
+    large, small = (estimate.of_study([most], gib)["one"] for gib in (139, 24))
+    assert small.gib < 24 < large.gib < 0.5 * 139
+    assert small.hours > large.hours
 
 
 def test_a_packed_model_is_smaller_in_its_evaluation():
@@ -87,7 +100,7 @@ def test_a_run_that_ran_out_of_memory_is_told_what_would_fit():
     told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
     big = job(parent="Qwen/Qwen3-8B", max_new_tokens=512, micro_batch=4).parameters
     said = estimate.after_the_fact("grpo", big, told)
-    assert said.startswith("79 GiB of GPU memory are too little, it needs about 194: policy = qlora")
+    assert said.startswith("79 GiB of GPU memory are too little, it needs about 219: policy = qlora")
     said = estimate.after_the_fact("grpo", job(max_new_tokens=64, micro_batch=1).parameters, told)
     assert said.endswith("other work holds some of it: take a smaller micro_batch, max_new_tokens")
 

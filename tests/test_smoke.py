@@ -21,7 +21,7 @@ def own_runs(tmp_path, monkeypatch):
 def test_every_line_of_the_studies_is_in_their_smoke_variants(own_runs):
     for name in ("qwen3", "smollm2"):
         whole = study.load(name)
-        small, data = prepare(whole)
+        small, data = prepare(whole, own_runs / ".smoke")
         assert set(small.models) == set(whole.models)
         assert [job.name for job in study.plan(small)] == [job.name for job in study.plan(whole)]
         assert (data / "math_l3to5.jsonl").is_file()
@@ -32,11 +32,19 @@ def test_every_line_of_the_studies_is_in_their_smoke_variants(own_runs):
     assert kind_of("pypi/SmolLM2-135M-Instruct") == "llama"
 
 
+def test_a_dry_run_writes_nothing_and_has_the_same_ids(own_runs, capfd):
+    assert run_study("smollm2", dry_run=True, smoke=True)
+    assert not own_runs.exists()
+    told = capfd.readouterr().out
+    jobs = distinct(study.plan(prepare(study.load("smollm2"), own_runs / ".smoke")[0]))
+    assert [line.split()[-1] for line in told.splitlines() if line.startswith("would run")] == [j.run_id for j in jobs]
+
+
 @pytest.mark.slow
 def test_the_papers_study_runs_end_to_end(own_runs, capfd):
     """Every run of one size, since all sizes are the same tiny model."""
     assert run_study("qwen3", jobs=2, smoke=True), capfd.readouterr().out
-    jobs = distinct(study.plan(prepare(study.load("qwen3"))[0]))
+    jobs = distinct(study.plan(prepare(study.load("qwen3"), own_runs / ".smoke")[0]))
     planned = json.loads((own_runs / "qwen3-smoke" / "plan.json").read_text())["jobs"]
     assert [job["run_id"] for job in planned] == [job.run_id for job in jobs]
     assert {job.stage for job in jobs} == set(project.templates()) & {"grpo", "ptq", "qat", "eval", "pareto"}

@@ -153,6 +153,15 @@ def test_a_row_of_an_older_form_is_shown():
     speed.numbers([old])
 
 
+def test_an_error_has_the_unit_of_its_work():
+    row = synthetic.row("rollout, packed", "shape", "tokens/s", 0.1)
+    assert "0.001 nats" in speed.measurements([row])
+    assert "0.001 of the tokens" in speed.measurements([row | {"work": "decoding, micro models"}])
+    assert "0.001 |" in speed.measurements([row | {"work": "QAT step"}])
+    assert "0.001 |" in speed.measurements([row | {"error_unit": ""}])
+    assert "theirs: does not run" in speed.measurements([row | {"left_out": {"theirs": "why"}}])
+
+
 def test_figures_of_rows_that_are_not_there():
     assert all(speed_figures.shown(name, []) is None for name in speed_figures.FIGURES)
     assert {*speed_figures.FIGURES, pareto_speed.STEM} == set(SPEED_CHARTS)

@@ -350,7 +350,7 @@ def test_runs_that_do_not_fit_the_gpu_are_named_before_anything_starts(home, mon
         models={"large": "Qwen/Qwen3-8B"},
     )
     big = estimate.Estimate(1.0, 194.0, (estimate.SHAPES["Qwen3-8B"], 32.0))
-    monkeypatch.setattr(estimate, "of_study", lambda jobs: {job.name: big for job in jobs})
+    monkeypatch.setattr(estimate, "of_study", lambda jobs, gib: {job.name: big for job in jobs})
     assert run_study("tiny", gpu_gib=80)  # a template of the tests, which needs no GPU
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "  eval-large needs 194 GiB, and a GPU has 80: it takes a GPU of 194 GiB or a smaller model."

@@ -198,11 +198,23 @@ def bench(
     from helpers import bench as benchmarks
     from helpers import records
 
+    if out:
+        _rows_in(out)  # before minutes of measuring
     rows = benchmarks.measured(work, repeats)
     print(json.dumps(rows, indent=1) if as_json else "\n".join(map(benchmarks.as_text, rows)))
     if out:
-        before = json.loads(out.read_text()) if out.is_file() else []
-        records.write_json(out, [*before, *rows])
+        records.write_json(out, [*_rows_in(out), *rows])
+
+
+def _rows_in(out: Path) -> list:
+    """The rows of a file that measurements are added to; none where it is not there."""
+    try:
+        found = json.loads(out.read_text()) if out.exists() else []
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, list):
+        raise UserError(f"{out} is no JSON list that rows could be added to: give another file.")
+    return found
 
 
 def _metric(metric) -> str:

@@ -5,12 +5,13 @@ but for an evaluation in bfloat16; low-bit layers are their codes. The largest p
 
     sampling       weights + B (P + T) 4c                     B replies at once of T tokens to prompts of P
     training       16 N (weight, gradient, two moments of AdamW), 4 more for a fake-quantized weight, 4 N for a second model (GRPO's
-                   start, the teacher), and the larger of the rollout's cache and what a micro-batch keeps for its backward pass,
-                   with its logits, three times T V 4 a reply
+                   start, the teacher), what a micro-batch keeps for its backward pass, with its logits, three times T V 4 a
+                   reply, and the rollout's cache, which stays meanwhile
     adapters       the weights twice instead of 20 N; A and B are small
     quantizing     weights + the squares of the widest layer's inputs + four times what a layer makes of all texts
 
-and their time on a machine that reads R bytes and computes F operations a second:
+The caches of B replies are at most `CACHE` of a GPU's memory; the other replies wait. And their time on a machine that reads R
+bytes and computes F operations a second:
 
     a token        max((weights + cache) / R, 2 N B / F) for each of T tokens, batch after batch
     training       6 N operations a token (4 N where only adapters learn), 2 N more for a teacher
@@ -43,6 +44,7 @@ COMPUTE = {4: 0.5 * 67e12, 2: 0.5 * 790e12}  # operations a second, by the bytes
 LAUNCH = 1e-4  # seconds a layer of a decoding step, at least
 START = 60  # seconds
 PROMPT, LONGEST = 200, 8192  # tokens
+CACHE = 0.4  # of a GPU's memory, as in `sampling.engine`, which the command line does not import
 FLOAT = 4
 FULL = 32.0  # bits of a float32 weight
 TRAINED = 16  # bytes a weight
@@ -68,8 +70,11 @@ class Estimate:
     start: Model
 
 
-def of_study(jobs: Sequence[Job]) -> dict[str, Estimate | None]:
-    """The estimate of each job by name; None where the model's shape is not known here, and for stages that need no GPU."""
+def of_study(jobs: Sequence[Job], gib: float = GPU_GIB) -> dict[str, Estimate | None]:
+    """The estimate of each job by name, on a GPU with `gib` of memory.
+
+    None where the model's shape is not known here, and for stages that need no GPU.
+    """
     found: dict[str, Estimate | None] = {}
     made: dict[str, Model | None] = {}
     outside: dict[str, Model | None] = {}
@@ -83,7 +88,7 @@ def of_study(jobs: Sequence[Job]) -> dict[str, Estimate | None]:
         else:
             start = outside[ref] if (ref := job.parameters.get("parent")) in outside else external(job.parameters)
             outside |= {ref: start} if ref else {}
-        found[job.name] = of_job(job.stage, job.parameters, start) if start else None
+        found[job.name] = of_job(job.stage, job.parameters, start, gib) if start else None
         made[job.name] = (start[0], bits_after(job.stage, job.parameters, start[1])) if start else None
     return found
 
@@ -116,11 +121,11 @@ def bits_after(stage: str, given: Mapping[str, Any], before: float) -> float:
     return before
 
 
-def of_job(stage: str, given: Mapping[str, Any], start: Model) -> Estimate | None:
+def of_job(stage: str, given: Mapping[str, Any], start: Model, gib: float = GPU_GIB) -> Estimate | None:
     """What one run takes that starts from a model, or makes it. None for a stage that needs no GPU, or has other parameters."""
     parts = {"base": base, "grpo": grpo, "ptq": ptq, "qat": qat, "eval": evaluation}
     try:
-        seconds, held = parts[stage](given, *start)
+        seconds, held = parts[stage](given, *start, gib)
     except KeyError:
         return None
     return Estimate((seconds + START) / 3600, held / GIB, start)
@@ -132,14 +137,15 @@ def weights(shape: Shape, bits: float, size: int = FLOAT) -> float:
 
 
 def sampling(
-    shape: Shape, bits: float, replies: int, batch: int, tokens: int, size: int = FLOAT
+    shape: Shape, bits: float, gib: float, replies: int, batch: int, tokens: int, size: int = FLOAT
 ) -> tuple[float, float]:
-    """(seconds, bytes beside the weights) of so many replies, `batch` at a time, with numbers of `size` bytes."""
-    batch, written = min(batch, replies), min(tokens, LONGEST)
+    """(seconds, bytes beside the weights) of so many replies, `batch` at a time or as many as fit, with numbers of `size` bytes."""
+    cache = (PROMPT + tokens) * shape.cache * size
+    batch, written = max(1, min(batch, replies, int(CACHE * gib * GIB / cache))), min(tokens, LONGEST)
     moved = weights(shape, bits, size) + batch * (PROMPT + written / 2) * shape.cache * size
     token = max(moved / READ, 2 * shape.read * batch / COMPUTE[size], shape.layers * LAUNCH)
     seconds = -(-replies // batch) * written * token + replies * PROMPT * 2 * shape.linear / COMPUTE[size]
-    return seconds, batch * ((PROMPT + tokens) * shape.cache * size + 3 * shape.vocabulary * FLOAT)
+    return seconds, batch * (cache + 3 * shape.vocabulary * FLOAT)
 
 
 def backward(shape: Shape, texts: int, tokens: int, logits: bool) -> float:
@@ -153,30 +159,30 @@ def problems(given: Mapping[str, Any]) -> int:
     return sum(min(given["n"], SETS[name].rows) if name in SETS else given["n"] for name in members)
 
 
-def evaluation(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
+def evaluation(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
     how = of_paper(given["task"]) if given["decoding"] == "paper" else None
     k, tokens = (how.k, how.max_new_tokens) if how else (given["k"], given["max_new_tokens"])
     size = 2 if given["precision"] == "bfloat16" else FLOAT
-    seconds, held = sampling(shape, bits, problems(given) * (1 + k), given["batch_size"], tokens, size)
+    seconds, held = sampling(shape, bits, gib, problems(given) * (1 + k), given["batch_size"], tokens, size)
     return seconds, weights(shape, bits, size) + held
 
 
-def grpo(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
+def grpo(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
     replies, tokens = given["prompts_per_step"] * given["group_size"], given["max_new_tokens"]
     micro, policy = given["micro_batch"] or replies, given["policy"]
     adapted = policy in ("lora", "qlora")
     sampled = {"qlora": 4}.get(policy, FULL)  # a fake-quantized weight is float32
-    seconds, cached = sampling(shape, sampled, replies, replies, tokens)
+    seconds, cached = sampling(shape, sampled, gib, replies, replies, tokens)
     seconds += replies * (PROMPT + tokens) * (4 if adapted else 6) * shape.read / COMPUTE[FLOAT]
     own = 2 * weights(shape, sampled) if adapted else (TRAINED + FLOAT) * shape.parameters  # with the start's copy
     own += shape.linear * FLOAT if policy in ("qaft", "ptq_rollout") else 0
-    looks = sampling(shape, FULL, 2 * 205, 256, tokens)[0]  # the notebook's, before and after
-    return given["steps"] * seconds + looks, own + max(cached, backward(shape, micro, tokens, True))
+    looks = sampling(shape, FULL, gib, 2 * 205, 256, tokens)[0]  # the notebook's, before and after
+    return given["steps"] * seconds + looks, own + cached + backward(shape, micro, tokens, True)
 
 
-def ptq(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
+def ptq(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
     texts, tokens = given["texts"], given["max_new_tokens"]
-    seconds, cached = sampling(shape, bits, texts, 256, tokens)
+    seconds, cached = sampling(shape, bits, gib, texts, 256, tokens)
     held = weights(shape, FULL)
     if given["method"] in ("gptq", "awq", "autoawq"):
         read = texts * (PROMPT + min(tokens, LONGEST))
@@ -188,25 +194,28 @@ def ptq(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, flo
     return seconds, held + cached
 
 
-def qat(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
+def qat(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
     tokens, batch, taught = given["max_new_tokens"], given["batch_size"], given["objective"] == "kd"
     written = min(tokens, LONGEST)
     seconds = given["steps"] * batch * (PROMPT + written) * (8 if taught else 6) * shape.read / COMPUTE[FLOAT]
-    cached = 0.0
-    asked = {"teacher": given["texts"], "student": given["steps"] * batch}.get(given["replies"], 0)
-    asked += given["calibration_texts"] if given["init"] in ("gptq", "awq") else 0
+    asked = {"teacher": (given["texts"], 256), "student": (given["steps"] * batch, batch)}
+    cached = {"teacher": 0.0, "student": 0.0}  # a cache for each model
     looks = given["steps"] // given["watch_every"] + 2 if given["watch_every"] else 0
-    for replies, at_once in ((asked, 256), (looks * given["watched"], given["watched"])):
+    calibrated = given["calibration_texts"] if given["init"] in ("gptq", "awq") else 0
+    drawn = [("student", calibrated, 256), ("student", looks * given["watched"], given["watched"])]
+    drawn += [(given["replies"], *asked[given["replies"]])] if given["replies"] in asked else []
+    for model, replies, at_once in drawn:
         if replies:
-            more, held = sampling(shape, FULL, replies, at_once, tokens)
-            seconds, cached = seconds + more, max(cached, held)
+            more, held = sampling(shape, FULL, gib, replies, at_once, tokens)
+            seconds, cached[model] = seconds + more, max(cached[model], held)
     own = (
         TRAINED + FLOAT
-    ) * shape.parameters + shape.linear * FLOAT  # with the teacher, and W' of the fake-quantized layers
-    return seconds, own + max(cached, backward(shape, given["micro_batch"] or batch, tokens, False) + 4 * CHUNK)
+    ) * shape.parameters + shape.linear * FLOAT  # with the teacher, and W' of fake-quantized layers
+    own += sum(cached.values()) + 4 * CHUNK
+    return seconds, own + backward(shape, given["micro_batch"] or batch, tokens, False)
 
 
-def base(given: Mapping[str, Any], shape: Shape, bits: float) -> tuple[float, float]:
+def base(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
     tokens = given["batch_size"] * 60
     seconds = given["steps"] * max(tokens * 6 * shape.read / COMPUTE[FLOAT], 3 * shape.layers * 10 * LAUNCH)
     return seconds, TRAINED * shape.parameters + FLOAT * tokens * (shape.kept + 3 * shape.vocabulary)
@@ -217,7 +226,7 @@ def what_fits(stage: str, given: Mapping[str, Any], own: Estimate, gib: float) -
     for changes in CHANGES:
         smaller = {**given, **{name: new for name, new in changes.items() if name in given}}
         told = ", ".join(f"{name} = {smaller[name]}" for name in changes if given.get(name) != smaller.get(name))
-        if told and (found := of_job(stage, smaller, own.start)).gib <= gib:
+        if told and (found := of_job(stage, smaller, own.start, gib)).gib <= gib:
             return f"{told} would fit ({found.gib:.0f} GiB)"
     return f"it takes a GPU of {own.gib:.0f} GiB or a smaller model"
 
@@ -227,7 +236,7 @@ def after_the_fact(stage: str, given: Mapping[str, Any], told: str) -> str:
     found = re.search(r"total capacity of ([\d.]+) GiB", told)
     gib = float(found[1]) if found else gpu_gib() or GPU_GIB
     start = external(given)
-    own = of_job(stage, given, start) if start else None
+    own = of_job(stage, given, start, gib) if start else None
     if own is None or own.gib <= gib:
         smaller = ", ".join(name for name in ("micro_batch", "batch_size", "max_new_tokens") if name in given)
         return f"{gib:.0f} GiB of GPU memory were too little, or other work holds some of it: take a smaller {smaller}"

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -39,17 +40,14 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
     Says first which runs are estimated not to fit a GPU of `gpu_gib` (0: the one that is here, if any). A dry run prints all runs
     with their GPU hours and memory, and takes an H200 where there is no GPU.
     """
-    study, env = load(name), {}
-    if smoke:
-        study, data = prepare(study)
-        env = {"LOWBIT_DATA": str(data)}
-    planned = distinct(plan(study)) if smoke else plan(study)
-    missing = [job for job in planned if runs.done(job.run_id) is None]
-    if dry_run:
-        _tell(study, planned, missing, gpu_gib)
+    if dry_run:  # a smoke variant's models and data are gone again afterwards
+        with tempfile.TemporaryDirectory() as spare:
+            study, planned, missing, _ = _planned(name, Path(spare) if smoke else None)
+            _tell(study, planned, missing, gpu_gib)
         return True
+    study, planned, missing, env = _planned(name, project.runs_dir() / ".smoke" if smoke else None)
     if missing and (gib := gpu_gib or estimate.gpu_gib()):  # they are tried all the same: an estimate is not a limit
-        print("".join(_too_large(missing, estimate.of_study(planned), gib)), end="", flush=True)
+        print("".join(_too_large(missing, estimate.of_study(planned, gib), gib)), end="", flush=True)
     folder = project.runs_dir() / study.name
     ensure_space(folder)
     with disk_errors(folder), _only_one(study):
@@ -63,10 +61,20 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
         return _summary(study, planned, missing, status, time.perf_counter() - began, log)
 
 
+def _planned(name: str, smoke: Path | None) -> tuple[Study, list[Job], list[Job], dict[str, str]]:
+    """A study, its jobs, the missing ones, and the environment of its runs; its smoke variant where that has a folder."""
+    study, env = load(name), {}
+    if smoke:
+        study, data = prepare(study, smoke)
+        env = {"LOWBIT_DATA": str(data)}
+    planned = distinct(plan(study)) if smoke else plan(study)
+    return study, planned, [job for job in planned if runs.done(job.run_id) is None], env
+
+
 def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> None:
     """Print the plan: each run with its estimate (`!`: more than a GPU has), totals by stage, and what to do about the `!`."""
     gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
-    needs = estimate.of_study(planned)
+    needs = estimate.of_study(planned, gib)
     wide = max(len(job.name) for job in planned)
     for job in planned:
         own = needs[job.name]

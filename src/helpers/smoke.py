@@ -2,7 +2,7 @@
 
 It takes minutes on a laptop, needs no hub, and says nothing about quantization: it shows that a study of days of GPU time has no
 run that cannot work. What `models` of the study file names is replaced by a random checkpoint (`models.tiny`), the parameters by
-those of `smoke`, and benchmarks by files of the same names in `runs/.smoke/data`. Runs that are the same now, since the sizes of a
+those of `smoke`, and benchmarks by made-up files of the same names. Runs that are the same now, since the sizes of a
 model no longer differ, are made once.
 """
 
@@ -11,19 +11,17 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from helpers import project
 from helpers.study import Job, Study, variant
 
 ROWS = {"train": 240, "test": 3}  # problems of a set; one of twenty of a training set is for calibration
 ARCHITECTURES = {"smollm": "llama"}  # part of a model's name -> its kind; else Qwen3
 
 
-def prepare(study: Study) -> tuple[Study, Path]:
-    """(the study's smoke variant, its folder of data), both made under `runs/.smoke`.
+def prepare(study: Study, folder: Path) -> tuple[Study, Path]:
+    """(the study's smoke variant, its folder of data); its models and data are made in `folder`.
 
     Errors: those of `variant`.
     """
-    folder = project.runs_dir() / ".smoke"
     models = {name: str(folder / "models" / f"tiny-{kind_of(ref)}") for name, ref in study.models.items()}
     found = variant(study, models)
     from helpers.models import seed_everything, tiny  # the command line starts without machine learning

@@ -6,6 +6,7 @@ A module a work, whose `rows(..., repeats)` gives its measurements (see `measure
 import gc
 import io
 import sys
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from helpers.bench import decode, gptq, grade, grpo, kd, linear, qat, rollout
 from helpers.bench.measure import as_metric, as_text
 from helpers.errors import UserError
+from helpers.sampling import engine
 from helpers.staging import lock
 
 BENCHMARKS = {
@@ -35,13 +37,19 @@ def measured(work: str, repeats: int) -> list[dict[str, Any]]:
 
     What libraries print meanwhile is dropped: some of them draw a progress bar for every layer.
 
-    Errors: `UserError` for an unknown name.
+    Errors: `UserError` for an unknown name, and where a decoding step could not be captured, whose speed would be another's.
     """
     if work not in BENCHMARKS:
         raise UserError(f"work = {work!r} is unknown: choose one of {', '.join(BENCHMARKS)}.")
     alone = lock("bench", lambda: print("waiting for another measurement", file=sys.stderr))
-    with alone, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        rows = BENCHMARKS[work](repeats=repeats)
+    with alone, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.filterwarnings("error", message=engine.NO_GRAPH)
+        try:
+            rows = BENCHMARKS[work](repeats=repeats)
+        except UserWarning as found:
+            if not str(found).startswith(engine.NO_GRAPH):
+                raise
+            raise UserError(f"{work} was not measured: {found}.") from found
     gc.collect()
     torch.cuda.empty_cache()
     return rows

@@ -55,6 +55,7 @@ def rows(
                         better="higher",
                         limit=count * bandwidth / nbytes,
                         error=errors[name],
+                        error_unit="of the tokens",
                     )
                 )
     return found

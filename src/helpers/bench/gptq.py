@@ -3,7 +3,10 @@
 On a GPU the model has Qwen3-0.6B's shape and random bfloat16 weights, and the texts are random tokens: what is measured is speed,
 and that no contender rounds worse. Every contender calibrates on the same texts. Ours is given a quarter more, since it holds a
 fifth back to report each layer's error on, in the time measured. The error of a contender is the mean over layers of
-|(W' - W) x| / |W x| for inputs x of the full-precision model on these texts.
+|(W' - W) x| / |W x| for inputs x of the full-precision model on these texts: what rounding costs. That of the block update is the
+share of codes that differ from the plain loop's and the relative difference of the rest.
+
+Contenders run one after another, on a GPU each first on one layer, which compiles; the package runs once.
 
 The peer is gptqmodel where it can be imported, at the same settings (asymmetric, groups fixed beforehand, columns by falling
 activations, damping 0.01, no search of ranges) and with what is fastest there: 16 texts a batch, packing on the GPU.
@@ -12,22 +15,24 @@ activations, damping 0.01, no search of ranges) and with what is fastest there: 
 import copy
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel
 
 from helpers import models
 from helpers.bench import measure
+from helpers.bench.random_models import build
 from helpers.kernels import gptq_block, unpack
 from helpers.quant import Scheme, calibration, quantize
 from helpers.quant.awq import output_error
 from helpers.quant.layers import linear_layers
+from helpers.shapes import SHAPES
 
 OF_GPTQMODEL = 0.5  # of its time is the target
 NO_WORSE = 1.001  # times its error: sums in another order and scales of another type change the fifth digit
@@ -49,7 +54,7 @@ def rows(
     device = models.seed_everything(0)
     on_gpu = device.type == "cuda"
     texts, length = texts or (128 if on_gpu else 32), length or (2_048 if on_gpu else 64)
-    model = random_model(layers, device) if on_gpu else models.load("base-s")[0]
+    model = random_model(layers) if on_gpu else models.load("base-s")[0]
     ids = torch.randint(10, model.config.vocab_size, (texts + texts // 4, length)).tolist()
     contenders: dict[str, Callable[[PreTrainedModel, Texts], Found]] = {
         "ours": partial(by_us, clip=False),
@@ -61,7 +66,7 @@ def rows(
     judge = Judge(model, calibration.split(ids)[1])
     for name, work in contenders.items():
         if on_gpu:
-            work(random_model(1, device), ids[:20])  # compiles
+            work(random_model(1), ids[:20])  # compiles
         found = [work(model, ids) for _ in range(1 if name == "gptqmodel" else min(repeats, MOST))]
         seconds[name], errors[name] = [taken for taken, _ in found], judge.error(found[-1][1])
 
@@ -107,14 +112,9 @@ def update(device: torch.device, repeats: int, rows: int = 4_096) -> dict[str, A
     )
 
 
-def random_model(layers: int, device: torch.device) -> PreTrainedModel:
+def random_model(layers: int) -> PreTrainedModel:
     """`layers` of Qwen3-0.6B's, of random bfloat16 weights."""
-    config = Qwen3Config(
-        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
-    )  # fmt: skip
-    with device:
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    return build(replace(SHAPES["Qwen3-0.6B"], layers=layers), max_position_embeddings=40_960)
 
 
 class Judge:
@@ -143,7 +143,7 @@ class Judge:
 def by_us(model: PreTrainedModel, texts: Texts, clip: bool) -> Found:
     """Ours, on a copy of `model`."""
     copied = copy.deepcopy(model)
-    seconds = timed(lambda: quantize(copied, "gptq", SCHEME, texts, clip=clip))
+    seconds = measure.once(lambda: quantize(copied, "gptq", SCHEME, texts, clip=clip))
     return seconds, {name: layer.dequantize() for name, layer in linear_layers(copied).items()}
 
 
@@ -160,18 +160,10 @@ def by_gptqmodel(model: PreTrainedModel, texts: Texts) -> Found:
         models.build_tokenizer().save_pretrained(folder)  # it wants one, for its padding
         wrapped = GPTQModel.load(folder, config, dtype=model.dtype)
         examples = [{"input_ids": [ids], "attention_mask": [[1] * len(ids)]} for ids in calibration.split(texts)[0]]
-        seconds = timed(lambda: wrapped.quantize(examples, batch_size=calibration.BATCH, calibration_data_min_length=1))
+        seconds = measure.once(
+            lambda: wrapped.quantize(examples, batch_size=calibration.BATCH, calibration_data_min_length=1)
+        )
     return seconds, {n: of_gptqmodel(m) for n, m in wrapped.model.named_modules() if hasattr(m, "qweight")}
-
-
-def timed(work: Callable[[], Any]) -> float:
-    """Seconds of one call, host and device."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    wait()
-    start = perf_counter()
-    work()
-    wait()
-    return perf_counter() - start
 
 
 def of_gptqmodel(layer: nn.Module) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """`lowbit bench grpo`: a GRPO step, ours against TRL's own trainer with the `generate` of transformers, and where its time goes.
 
-On a CPU the micro study's stage; on a GPU also a model of Qwen3-0.6B shape with random weights. Contenders train in turn, each on
-a copy of the same model; a contender's first step does not count, nor a short training before, in which libraries compile what
-both use. Parts of a step: `rollout`, `grading`, `training` (forward and backward of the loss), and `other` (optimizer, logging,
-what TRL does between).
+On a CPU the micro study's stage; on a GPU also a model of Qwen3-0.6B shape with random weights. Contenders train one after the
+other, in `rounds` (on a GPU one), each on a copy of the same model; the first step of a training does not count, nor a short
+training before all, in which libraries compile what both use. At the larger shape one step of the peer counts. Parts of a step:
+`rollout`, `grading`, `training` (forward and backward of the loss), and `other` (optimizer, logging, what TRL does between).
 """
 
 import copy
@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +20,7 @@ from trl import GRPOTrainer
 
 from helpers import models, tasks
 from helpers.bench import measure
-from helpers.bench.rollout import build
+from helpers.bench.rollout import qwen3
 from helpers.sampling.backends import SWITCH
 from helpers.training import grpo, rollout
 
@@ -52,7 +51,7 @@ def rows(ref: str = "base-s", steps: int = 8, rounds: int = 2, repeats: int = 9)
     if torch.cuda.is_available():
         settings = {"prompts_per_step": 8, "group_size": 8, "max_new_tokens": 128}
         shape = "Qwen3-0.6B shape, 8 prompts of 8 replies, 128 tokens"
-        model = build("0.6B")
+        model = qwen3("Qwen3-0.6B")
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         found += measured(model, tokenizer, {"ours": min(8, repeats + 1), PEER: 2}, 1, settings, shape, LARGE)
     return found
@@ -91,11 +90,11 @@ def train(
     begun = [0.0]
 
     def before_step(step: int) -> None:
-        begun[0] = now()
+        begun[0] = measure.now()
         taken.append({"rollout": 0.0, "drawn and graded": 0.0, "grading": 0.0, "step": 0.0})
 
     def log(**row: float) -> None:
-        taken[-1]["whole"] = now() - begun[0]
+        taken[-1]["whole"] = measure.now() - begun[0]
 
     with (
         patch.dict(os.environ, {SWITCH: "hf" if plain else "graph"}),
@@ -117,23 +116,17 @@ def train(
     ]
 
 
-def now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return perf_counter()
-
-
 @contextmanager
 def clocked(owner: Any, name: str, taken: list[dict[str, float]], part: str) -> Iterator[None]:
     """Add the seconds of each call of `owner.name` to this part of the last step."""
     work: Callable = getattr(owner, name)
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = now()
+        start = measure.now()
         try:
             return work(*args, **kwargs)
         finally:
-            taken[-1][part] += now() - start
+            taken[-1][part] += measure.now() - start
 
     with patch.object(owner, name, timed):
         yield

@@ -1,10 +1,12 @@
-"""How a measurement is made: all contenders in one process, each in turn, so that a busy machine slows them all alike.
+"""How a measurement is made: all contenders in one process, those of `timed` and `cold` each in turn, so that a busy machine slows
+them all alike. What takes many seconds a call is measured one contender after another, and peers once (their modules say so).
 
 A row says `work`, `shape`, `unit`, `ours`, `peers` (name: value), `limit` (what the hardware allows: bytes over bandwidth, in the
 row's unit, or None), `target` (what ours must reach, or None) and whether it is `reached`, `better` (lower or higher), `ratio` (how
-many times better ours is than the best peer), `error` (ours against the reference, relative), `spread` (name: lower and upper
-quartile), `moved` (name: bytes that a call has to read and write at least, or None), `repeats` (values behind a median), `device`,
-`versions` and `commit`. Values are medians. What is compared is checked for correctness before it is timed.
+many times better ours is than the best peer), `error` (ours against the reference: the work's module says which) and `error_unit`
+(empty: relative), `spread` (name: lower and upper quartile), `moved` (name: bytes that a call has to read and write at least, or
+None), `repeats` (values behind the median of ours), `left_out` (name: why that peer does not run here), `device`, `versions` and
+`commit`. Values are medians. What is compared is checked for correctness before it is timed.
 """
 
 import platform
@@ -22,17 +24,28 @@ PACKAGES = ("torch", "triton", "transformers", "trl", "peft", "bitsandbytes", "t
 Times = dict[str, list[float]]  # seconds of each contender
 
 
+def now() -> float:
+    """Seconds on a clock that is read when a GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter()
+
+
+def once(work: Callable[[], Any]) -> float:
+    """Seconds of one call, host and device."""
+    start = now()
+    work()
+    return now() - start
+
+
 def timed(contenders: dict[str, Callable[[], Any]], repeats: int) -> Times:
     """Seconds of each contender's calls, host and device, after one call that does not count."""
     taken: Times = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         for name, work in contenders.items():
-            start = perf_counter()
-            work()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            seconds = once(work)
             if repeat:
-                taken[name].append(perf_counter() - start)
+                taken[name].append(seconds)
     return taken
 
 
@@ -97,7 +110,9 @@ def row(
     limit: float | None = None,
     target: float | None = None,
     error: float | None = None,
+    error_unit: str = "",
     moved: dict[str, int] | None = None,
+    left_out: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """One measurement, with where it was made: `values` of each contender in `unit`, of which `ours` is one (of `moved` too)."""
     middle = {name: median(found) for name, found in values.items()}
@@ -122,9 +137,11 @@ def row(
         "better": better,
         "ratio": ratio,
         "error": error,
+        "error_unit": error_unit,
         "spread": {"ours" if name == ours else name: found for name, found in spread.items()},
         "moved": moved and {"ours" if name == ours else name: found for name, found in moved.items()},
         "repeats": len(values[ours]),
+        "left_out": left_out or {},
         "device": models.device_name(),
         "versions": {"python": platform.python_version()} | installed(),
         "commit": commit + ("+changes" if dirty else ""),
@@ -150,13 +167,14 @@ def as_metric(row: dict[str, Any]) -> dict[str, Any]:
 
 def as_text(row: dict[str, Any]) -> str:
     """A measurement for a reader: each contender, and how it stands to ours."""
-    error = "" if row["error"] is None else f", relative error {row['error']:.1e}"
+    error = "" if row["error"] is None else f", error {row['error']:.1e} {row['error_unit'] or '(relative)'}"
     lines = [f"{row['work']}: {row['shape']}, {row['device']}{error}"]
     for name, value in ({"ours": row["ours"]} | row["peers"]).items():
         low, high = row["spread"][name]
         lines.append(
             f"  {name:<26} {value:.4g} {row['unit']} ({low:.4g} to {high:.4g})   {row['ours'] / value:.3f} of it is ours"
         )
+    lines += [f"  {name:<26} does not run here: {reason}" for name, reason in row["left_out"].items()]
     if row["limit"] is not None:
         lines.append(f"  {'limit':<26} {row['limit']:.4g} {row['unit']}   {row['limit'] / row['ours']:.2f} of ours")
     if row["target"] is not None:

@@ -1,6 +1,7 @@
 """`lowbit bench qat`: a training step through fake-quantized weights, against the plain one and what others make of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -9,48 +10,52 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from helpers import models
-from helpers.bench import measure
+from helpers.bench import measure, random_models
 from helpers.kernels.backend import SWITCH
 from helpers.quant import Scheme, fake, linear_layers
 from helpers.quant.grid import find_grids
+from helpers.shapes import SHAPES, Shape
 
 TARGET = 1.05  # times the plain step
-SHAPES = {  # Qwen3-0.6B with a small vocabulary, and something for a CPU
-    "cuda": {"layers": 28, "width": 1024, "inner": 3072, "heads": 16, "vocabulary": 4096, "batch": 8, "length": 1024},
-    "cpu": {"layers": 2, "width": 128, "inner": 256, "heads": 2, "vocabulary": 256, "batch": 2, "length": 64},
+CASES = {  # shape, texts, tokens of each: Qwen3-0.6B with a small vocabulary, and something for a CPU
+    "cuda": (replace(SHAPES["Qwen3-0.6B"], vocabulary=4096), 8, 1024),
+    "cpu": (Shape(128, 2, 256, 2, 1, 128, 256, True), 2, 64),
 }
 
 
-def rows(scheme: str = "w4g128", repeats: int = 9, **shape: int) -> list[dict[str, Any]]:
-    """Forward, backward and AdamW of a random model of `SHAPES`, whose entries `shape` overrides; a row for each kind of grids.
+def rows(
+    scheme: str = "w4g128", layers: int | None = None, length: int | None = None, repeats: int = 9
+) -> list[dict[str, Any]]:
+    """Forward, backward and AdamW of a random model of `CASES`; a row for each kind of grids.
 
-    Loss and gradients are compared with those of the references before anything is timed. The limit is the plain step and one
-    read and one write of each weight.
+    `layers` and `length` override the case's. Loss and gradients are compared with those of the references before anything is
+    timed. The limit is the plain step and one read and one write of each weight.
     """
     device = models.seed_everything(0)
-    size = SHAPES[device.type] | shape
-    ids = torch.randint(size["vocabulary"], (size["batch"], size["length"]), device=device)
+    shape, texts, usual = CASES[device.type]
+    shape, length = replace(shape, layers=layers or shape.layers), length or usual
+    ids = torch.randint(shape.vocabulary, (texts, length), device=device)
     parsed, base = Scheme.parse(scheme), "bf16" if device.type == "cuda" else "float32"
-    contenders, errors = {base: stepped(build(size, device), ids)}, {}
+    contenders, errors = {base: stepped(build(shape), ids)}, {}
     for grids in fake.GRIDS:
-        model = build(size, device)
+        model = build(shape)
         fake.insert(model, parsed, grids)
         errors[grids] = difference(model, ids)
         contenders[grids] = stepped(model, ids)
-    model = build(size, device)
+    model = build(shape)
     weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
     for layer in linear_layers(model).values():
         parametrize.register_parametrization(layer, "weight", Plain(layer.weight, parsed))
     contenders["plain PyTorch parametrization"] = stepped(model, ids)
     if find_spec("torchao"):
-        contenders["torchao QAT"] = stepped(with_torchao(build(size, device), parsed), ids)
+        contenders["torchao QAT"] = stepped(with_torchao(build(shape), parsed), ids)
     times = {name: [1e3 * s for s in found] for name, found in measure.timed(contenders, repeats).items()}
     plain = median(times[base])
     peers = {name: found for name, found in times.items() if name not in fake.GRIDS}
-    text = f"{size['layers']} layers, width {size['width']}, {size['batch']} x {size['length']} tokens, {scheme}, {{}} grids"
+    text = f"{shape.layers} layers, width {shape.hidden}, {texts} x {length} tokens, {scheme}, {{}} grids"
     limit = plain + 1e3 * 2 * weights * next(model.parameters()).element_size() / measure.bandwidth()
     return [
         measure.row(
@@ -61,17 +66,11 @@ def rows(scheme: str = "w4g128", repeats: int = 9, **shape: int) -> list[dict[st
     ]  # fmt: skip
 
 
-def build(size: dict[str, int], device: torch.device) -> PreTrainedModel:
+def build(shape: Shape) -> PreTrainedModel:
     """The same random model each time, in bfloat16 on a GPU."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        num_hidden_layers=size["layers"], hidden_size=size["width"], intermediate_size=size["inner"],
-        num_attention_heads=size["heads"], num_key_value_heads=size["heads"] // 2, head_dim=128,
-        vocab_size=size["vocabulary"], max_position_embeddings=size["length"], tie_word_embeddings=True,
-        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-    )  # fmt: skip
-    with device:
-        return Qwen3ForCausalLM(config).to(config.dtype).train()
+    kind = torch.bfloat16 if models.device().type == "cuda" else torch.float32
+    return random_models.build(shape, kind).train()
 
 
 def stepped(model: PreTrainedModel, ids: torch.Tensor) -> Callable[[], None]:

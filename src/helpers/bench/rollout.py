@@ -3,36 +3,30 @@
 All replies run to the same length, whatever they say, so that contenders do equal work. The limit of a step is what it must read,
 weights once and the keys and values of each row, over the measured bandwidth of the device. `error` is the mean difference, in
 nats, between the engine's log-probabilities and those of the model's own forward over the whole text.
+
+The contenders of `micro` take turns. At the larger shapes ours is measured first, and then each peer once, after a call of a few
+tokens; what a quantized model is compared with was measured before it.
 """
 
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen3Config
+from transformers import GenerationConfig, PreTrainedModel
 
 from helpers import models, sampling, tasks
-from helpers.bench import measure
+from helpers.bench import measure, random_models
 from helpers.kernels import LowBitLinear
 from helpers.quant import Scheme, fake
 from helpers.sampling import backends
+from helpers.shapes import SHAPES
 
 TARGET = 20_000.0  # tokens per second, Qwen3-0.6B shape, 64 sequences
 OF_FULL = 0.95  # a fake-quantized policy against the full-precision one
 PACKED = 2.0  # a packed 4-bit policy against the bfloat16 one, at Qwen3-8B shape
-SHAPES = {  # random weights: speed does not depend on their values
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "8B": {
-        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-}  # fmt: skip
-VOCABULARY = 151_936
 Prompts = list[list[int]]
 
 
@@ -53,9 +47,9 @@ def micro(ref: str, replies: int, tokens: int, repeats: int, scheme: str = "w4g3
     quantized = copy.deepcopy(model)
     fake.insert(quantized, Scheme.parse(scheme))
     shape, work = f"{ref}, {{}}, {replies} sequences, {tokens} new tokens", "rollout"
-    error = difference(model, prompts, tokens)
+    errors = [difference(model, prompts, tokens)]
     with fake.materialized(quantized):
-        error_quantized = difference(quantized, prompts, tokens)
+        errors.append(difference(quantized, prompts, tokens))
         found = speeds(
             {
                 "ours": lambda: ours(model, prompts, tokens),
@@ -66,38 +60,40 @@ def micro(ref: str, replies: int, tokens: int, repeats: int, scheme: str = "w4g3
             repeats,
         )
     low_bit = {"ours": found.pop("fake-quantized"), "full precision": found["ours"]}
+    options = {"better": "higher", "error_unit": "nats"}
     return [
-        measure.row(work, shape.format("full precision"), "tokens/s", found, "ours", better="higher", error=error),
+        measure.row(work, shape.format("full precision"), "tokens/s", found, "ours", error=errors[0], **options),
         measure.row(
             f"{work}, fake-quantized",
             shape.format(f"{scheme} fake-quantized"),
             "tokens/s",
             low_bit,
             "ours",
-            better="higher",
-            error=error_quantized,
+            error=errors[1],
+            **options,
         ),
     ]
 
 
 def small(bandwidth: float, repeats: int, count: int = 64, length: int = 64, tokens: int = 128) -> list[dict[str, Any]]:
     """Qwen3-0.6B shape in bfloat16 against transformers, and fake-quantized."""
-    model, prompts = build("0.6B"), random_prompts(count, length)
+    model, prompts = qwen3("Qwen3-0.6B"), random_prompts(count, length)
     shape = f"Qwen3-0.6B shape, {{}}, {count} sequences, prompts of {length} tokens, {tokens} new tokens"
-    options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth)}
+    options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth), "error_unit": "nats"}
     error = difference(model, prompts, 64)
     found = speeds({"ours": lambda: ours(model, prompts, tokens)}, count * tokens, repeats)
-    peers = {"transformers generate": generate, "transformers continuous batching": continuous}
-    for name, work in peers.items():
+    left_out = {}
+    for name, work in PEERS.items():
         try:
             work(model, prompts, 4)
-        except Exception as reason:  # a peer that does not run here is left out
-            logging.getLogger(__name__).warning("%s: %s", name, reason)
+        except Exception as reason:  # a peer may not run here
+            left_out[name] = (str(reason).splitlines() or [type(reason).__name__])[0]
             continue
-        found[name] = [once(lambda work=work: work(model, prompts, tokens), count * tokens)]
+        found[name] = [count * tokens / measure.once(lambda work=work: work(model, prompts, tokens))]
     rows = [
-        measure.row("rollout", shape.format("bf16"), "tokens/s", found, "ours", target=TARGET, error=error, **options)
-    ]
+        measure.row("rollout", shape.format("bf16"), "tokens/s", found, "ours", target=TARGET, error=error,
+            left_out=left_out, **options)
+    ]  # fmt: skip
     full = found["ours"]
     fake.insert(model, Scheme.parse("w4g128"))
     with fake.materialized(model):
@@ -113,7 +109,7 @@ def small(bandwidth: float, repeats: int, count: int = 64, length: int = 64, tok
 
 def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), tokens: int = 64) -> list[dict[str, Any]]:
     """Qwen3-8B shape: packed in 4 and 2 bits against bfloat16."""
-    model, rows, full = build("8B"), [], {}
+    model, rows, full = qwen3("Qwen3-8B"), [], {}
     for bits in (16, 4, 2):
         if bits < 16:
             pack_randomly(model, bits)
@@ -127,7 +123,8 @@ def large(bandwidth: float, repeats: int, counts: Sequence[int] = (16, 64), toke
                 found["bf16"] = full[count]
             name = "bf16" if bits == 16 else f"w{bits}g128"
             shape = f"Qwen3-8B shape, {name}, {count} sequences, prompts of 64 tokens, {tokens} new tokens"
-            options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth), "error": error}
+            options = {"better": "higher", "limit": limit(model, prompts, tokens, bandwidth)}
+            options |= {"error": error, "error_unit": "nats"}
             target = PACKED * median(full[count]) if bits == 4 else None
             work = "rollout" if bits == 16 else "rollout, packed"
             rows.append(measure.row(work, shape, "tokens/s", found, "ours", target=target, **options))
@@ -154,19 +151,13 @@ def continuous(model: PreTrainedModel, prompts: Prompts, tokens: int) -> Any:
     return model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
 
 
+PEERS = {"transformers generate": generate, "transformers continuous batching": continuous}
+
+
 def speeds(contenders: dict[str, Callable], tokens: int, repeats: int) -> measure.Times:
     """Tokens per second of each."""
     seconds = measure.timed(contenders, repeats)
     return {name: [tokens / t for t in found] for name, found in seconds.items()}
-
-
-def once(work: Callable, tokens: int) -> float:
-    """Tokens per second of one call, of a contender that takes many seconds."""
-    start = perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return tokens / (perf_counter() - start)
 
 
 @torch.no_grad()
@@ -190,19 +181,9 @@ def difference(model: PreTrainedModel, prompts: Prompts, tokens: int, texts: int
 # ---------------------------------------------------------------- models
 
 
-def build(size: str, vocabulary: int = VOCABULARY) -> PreTrainedModel:
-    """A model of this size's shape with random weights, in bfloat16."""
-    config = Qwen3Config(
-        **{"vocab_size": vocabulary, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True} | SHAPES[size],
-        eos_token_id=None, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    kind = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with models.device():
-            return AutoModelForCausalLM.from_config(config).eval()
-    finally:
-        torch.set_default_dtype(kind)
+def qwen3(name: str) -> PreTrainedModel:
+    """A model of this shape with random weights, in bfloat16, without an end mark."""
+    return random_models.build(SHAPES[name], eos_token_id=None, pad_token_id=0, bos_token_id=None)
 
 
 @torch.no_grad()
@@ -220,7 +201,9 @@ def pack_randomly(model: PreTrainedModel, bits: int, group: int = 128) -> None:
 
 
 def random_prompts(count: int, length: int) -> Prompts:
-    return torch.randint(5, VOCABULARY - 5, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return torch.randint(
+        5, SHAPES["Qwen3-0.6B"].vocabulary - 5, (count, length), generator=torch.Generator().manual_seed(0)
+    ).tolist()
 
 
 def limit(model: PreTrainedModel, prompts: Prompts, tokens: int, bandwidth: float) -> float:

@@ -6,7 +6,7 @@ row is). speed.json is all of them: rows of GPUs first, and of two with the same
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from helpers.report.pages import NOT_MEASURED, table
 
 STAGE = "speed"
 UNKNOWN = "*not measured yet*"
+ERRORS = {
+    "rollout": "nats",
+    "decoding": "of the tokens",
+}  # what errors are that are not relative, by the start of a work
 SEQUENCES = r"(\d+) sequence"
 Row = dict[str, Any]
 Quote = tuple[str, str, Callable[[Row], str]]
@@ -72,11 +76,11 @@ def measurements(rows: Sequence[Row], start: str = "") -> str:
             row["work"],
             row["shape"],
             f"**{with_unit(row, row['ours'])}**{_spread(row)}",
-            ", ".join(f"{name}: {number(value)}" for name, value in row["peers"].items()) or "–",
+            ", ".join(_others(row)) or "–",
             "–" if row.get("ratio") is None else f"{row['ratio']:.2f}",
             "–" if row.get("limit") is None else f"{number(row['limit'])} ({100 * reached_share(row):.2g} %)",
             _target(row),
-            "–" if row.get("error") is None else f"{row['error']:.1g}",
+            "–" if row.get("error") is None else f"{row['error']:.1g} {error_unit(row)}".rstrip(),
             row["device"],
         ]
         for row in rows
@@ -84,6 +88,17 @@ def measurements(rows: Sequence[Row], start: str = "") -> str:
     ]
     header = ["work", "shape", "ours [quartiles]", "others", "times better", "limit (reached)", "target", "error"]
     return table([*header, "device"], lines, tall=len(lines) > 20) if lines else NOT_MEASURED
+
+
+def _others(row: Row) -> Iterator[str]:
+    yield from (f"{name}: {number(value)}" for name, value in row["peers"].items())
+    yield from (f"{name}: does not run" for name in row.get("left_out", ()))
+
+
+def error_unit(row: Row) -> str:
+    """The unit of a row's error, empty where it is relative; rows measured before they had one have that of their work."""
+    of_work = next((unit for work, unit in ERRORS.items() if row["work"].startswith(work)), "")
+    return row.get("error_unit", of_work)
 
 
 def missed(rows: Sequence[Row]) -> str:

@@ -24,6 +24,7 @@ from helpers.kernels import backend, decode
 from helpers.models import adapters
 from helpers.sampling.decoder import Decoder, cached_bytes
 
+NO_GRAPH = "no CUDA graph of a decoding step"  # how that warning begins
 CHECK = 8  # tokens between two looks at which replies have ended
 MULTIPLE = 64  # of the cache's width, so that rollouts of like length share a graph
 CACHE = 0.4  # of a GPU's memory, at most, for keys and values
@@ -239,7 +240,7 @@ class Engine:
                 self.captures = False
                 generator.graphsafe_set_state(spare)
                 reason = (str(error).splitlines() or [""])[0]
-                warnings.warn(f"no CUDA graph of a decoding step: {type(error).__name__}: {reason}", stacklevel=2)
+                warnings.warn(f"{NO_GRAPH}: {type(error).__name__}: {reason}", stacklevel=2)
         current.wait_stream(stream)
 
 
