@@ -305,6 +305,8 @@ def test_texts_of_like_length_go_together():
         [[0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]]
     )
     assert rollout.alike(mask) == [([1, 4], 0, 6), ([3, 2], 0, 6), ([0], 1, 3)]
+    assert rollout.alike(mask, least=13) == [([1, 4, 3], 0, 6), ([2, 0], 0, 3)]
+    assert rollout.alike(mask, least=100) == [([1, 4, 3, 2, 0], 0, 6)]
     assert rollout.alike(torch.ones(3, 5)) == [([0, 1, 2], 0, 5)]
 
 

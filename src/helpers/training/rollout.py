@@ -22,6 +22,7 @@ from helpers.quant import fake
 from helpers.sampling import backends
 
 LIKE = 0.7  # how much shorter than another a text may be that is padded to its length
+FILLS = 2**13  # tokens of a group on a GPU: with fewer, launching the kernels takes longer than to compute the padding
 
 
 class LogProbs:
@@ -111,7 +112,7 @@ class Trainer(GRPOTrainer):
         """
         parts, rows = [], []
         start = input_ids.shape[1] - logits_to_keep  # of the replies
-        for group, first, last in alike(attention_mask):
+        for group, first, last in alike(attention_mask, FILLS if attention_mask.is_cuda else 0):
             last = max(last, start + 1)
             cut = (x[group, first:last] for x in (input_ids, attention_mask))
             found = super()._get_per_token_logps_and_entropies(model, *cut, last - start, *args, **kwargs)
@@ -136,10 +137,10 @@ class Trainer(GRPOTrainer):
         return {"mismatch_mean": float(found.mean()), "mismatch_max": float(found.max())}
 
 
-def alike(mask: torch.Tensor) -> list[tuple[list[int], int, int]]:
+def alike(mask: torch.Tensor, least: int = 0) -> list[tuple[list[int], int, int]]:
     """Rows of `mask` `(B, T)` in groups of like length, each with the columns, from and to, that its texts need.
 
-    No text of a group is shorter than `LIKE` of the longest.
+    No text of a group is shorter than `LIKE` of the longest, unless it would otherwise have fewer than `least` tokens.
     """
     inside = mask.bool()
     firsts = inside.int().argmax(1).tolist()
@@ -147,7 +148,8 @@ def alike(mask: torch.Tensor) -> list[tuple[list[int], int, int]]:
     lengths = [last - first for first, last in zip(firsts, lasts, strict=True)]
     groups: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        if not groups or lengths[row] < LIKE * lengths[groups[-1][0]]:
+        longest = lengths[groups[-1][0]] if groups else 0
+        if not groups or (lengths[row] < LIKE * longest and len(groups[-1]) * longest >= least):
             groups.append([])
         groups[-1].append(row)
     return [(rows, min(firsts[row] for row in rows), max(lasts[row] for row in rows)) for rows in groups]
