@@ -592,12 +592,12 @@ def test_what_the_prose_says_of_the_quantizers_is_so():
         for bits in (3, 2):
             assert value["gptq", bits] > value["awq", bits] > value["rtn", bits]
         assert value["bnb", 4] <= value["gptq", 4]
-    assert {("s", "rtn", "w4g64"), ("s", "awq", "w4g64")} <= noise
+    assert {("s", method, "w4g64") for method in ("rtn", "awq", "autoawq")} <= noise
     lost = {
         ("xs", "rtn", "w4g64"),
         ("xs", "awq", "w4g64"),
         *((m, "bnb", "nf4") for m in ("xs", "s")),
-        *((m, "autoawq", "w4g64") for m in ("xs", "s")),
+        ("xs", "autoawq", "w4g64"),
     }
     assert not lost & noise
     assert not {scheme for _, _, scheme in noise} & {"w3g64"}
@@ -659,7 +659,7 @@ def test_what_the_prose_says_of_the_damage_is_so():
         value = {(row.metric, row.benchmark): row.value for row in own.itertuples()}
         for kind in ("operators", "structure"):
             assert value["kl", "arithmetic/digits"] > 3 * value["kl", f"arithmetic/{kind}"]
-        assert value["parted", "arithmetic/digits"] > 0.95
+        assert value["parted", "arithmetic/digits"] > 0.9
         alone = {benchmark: v for (metric, benchmark), v in value.items() if metric == "kl_alone"}
         layers = [v for benchmark, v in alone.items() if "." in benchmark]
         assert len(layers) == 28
