@@ -50,8 +50,8 @@ SPEED_CHARTS = {  # of `speed_figures` and `pareto_speed`
     ),
     "speed-grpo": (
         "Time of one GRPO step by part, ours and the trainer with transformers' generate",
-        "One GRPO step by part, on the same problems. Ours draws replies with the engine and computes log-probabilities of texts of "
-        "like length together.",
+        "One GRPO step by part, on the same problems. Ours draws replies with the engine and computes log-probabilities of texts "
+        "of like length together.",
     ),
     "pareto-speed": (
         "Accuracy against decoded tokens a second, coloured by bits, a panel for each number of sequences, with its frontier",
