@@ -107,11 +107,11 @@ def missed(rows: Sequence[Row]) -> str:
     if not late:
         return "Every target of the table is reached.\n" if rows else NOT_MEASURED
     lines = [
-        [row["work"], row["shape"], with_unit(row, row["ours"]), number(row["target"]), f"{short_of(row):.2f}",
-         "–" if row.get("limit") is None else f"{100 * reached_share(row):.2g} %", row["device"]]
+        [row["work"], with_unit(row, row["ours"]), number(row["target"]), f"{short_of(row):.2f}",
+         "–" if row.get("limit") is None else f"{100 * reached_share(row):.2g} %", row["shape"], row["device"]]
         for row in sorted(late, key=short_of, reverse=True)
     ]  # fmt: skip
-    return table(["work", "shape", "ours", "target", "times too slow", "of the limit", "device"], lines)
+    return table(["work", "ours", "target", "times short", "of the limit", "shape", "device"], lines)
 
 
 def short_of(row: Row) -> float:
