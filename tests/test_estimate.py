@@ -1,5 +1,7 @@
 """Estimates: shapes against real parameter counts, what each stage costs more for, and what is said of a run that does not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from helpers import estimate, models, params, project, shapes
@@ -44,6 +46,16 @@ def test_a_shape_is_that_of_the_checkpoint(tmp_path):
     )
     assert estimate.external({"parent": "someone/unknown"}) is None
     assert shapes.of_config({"hidden_size": 8}) is None
+    config = tmp_path / "tiny" / "config.json"
+    for broken in (config.read_text().replace('"vocab_size"', '"words"'), '{"hidden_size": "64"', "{"):
+        config.write_text(broken)
+        assert estimate.external({"parent": str(tmp_path / "tiny")}) is None
+
+
+def test_the_teacher_is_not_taken_for_the_parent():
+    teacher = replace(job("qat", "Qwen/Qwen3-8B"), name="teacher", run_id="teacher")
+    student = replace(job("qat", teacher="teacher"), parents=["teacher"])
+    assert estimate.of_study([teacher, student])["one"].gib == pytest.approx(own("qat").gib)
 
 
 def test_what_costs_more():

@@ -66,6 +66,8 @@ def study(
     """Run what is missing of a study."""
     from helpers.schedule import run_study
 
+    if gpu_gib == float("inf"):
+        raise UserError("--gpu-gib inf is not allowed: give the memory of a GPU in GiB, or 0 for the one here.")
     if not run_study(name, jobs, dry_run, smoke, gpu_gib):
         raise typer.Exit(1)
 

@@ -18,8 +18,9 @@ bytes and computes F operations a second:
     quantizing     two passes over the texts, and for GPTQ 2 C^3 + R C^2 a layer of R x C
 
 Assumed is one H200, of whose rates half is reached, replies as long as their limit or `LONGEST` tokens, prompts of `PROMPT`, and
-`START` seconds a run. Real replies end earlier and real kernels vary: read hours as an order of magnitude, and memory within a
-quarter.
+`START` seconds a run. Most replies end earlier; those of a model that very few bits have broken may run to their limit, which can
+be several times `LONGEST`. Layers of bitsandbytes, which unpack themselves at each step, are slower than is said here. Read hours
+as an order of magnitude, and memory within a quarter.
 """
 
 import json
@@ -78,15 +79,16 @@ def of_study(jobs: Sequence[Job], gib: float = GPU_GIB) -> dict[str, Estimate | 
     found: dict[str, Estimate | None] = {}
     made: dict[str, Model | None] = {}
     outside: dict[str, Model | None] = {}
+    ids = {job.run_id: job.name for job in jobs}
     waiting = list(jobs)
     while waiting:  # the order of a file is free
         names = {job.name for job in waiting}
         job = next(job for job in waiting if not names & set(job.parents))
         waiting.remove(job)
-        if job.parents:
-            start = made[job.parents[0]]
+        if (ref := job.parameters.get("parent")) in ids:  # not the first of its parents, which may be the teacher
+            start = made[ids[ref]]
         else:
-            start = outside[ref] if (ref := job.parameters.get("parent")) in outside else external(job.parameters)
+            start = outside[ref] if ref in outside else external(job.parameters)
             outside |= {ref: start} if ref else {}
         found[job.name] = of_job(job.stage, job.parameters, start, gib) if start else None
         made[job.name] = (start[0], bits_after(job.stage, job.parameters, start[1])) if start else None
@@ -105,7 +107,10 @@ def external(given: Mapping[str, Any]) -> Model | None:
         config = Path(parent.model_path) / "config.json"
     except UserError:  # a published run has no model
         return None
-    shape = of_config(json.loads(config.read_text())) if config.is_file() else SHAPES.get(ref.rpartition("/")[2])
+    try:
+        shape = of_config(json.loads(config.read_text())) if config.is_file() else SHAPES.get(ref.rpartition("/")[2])
+    except ValueError:  # not JSON: the run itself says so
+        return None
     bits = parent.result.model.get("bits", FULL) if parent.result else FULL
     return (shape, bits if bits < 16 else FULL) if shape else None
 
@@ -238,7 +243,9 @@ def after_the_fact(stage: str, given: Mapping[str, Any], told: str) -> str:
     start = external(given)
     own = of_job(stage, given, start, gib) if start else None
     if own is None or own.gib <= gib:
-        smaller = ", ".join(name for name in ("micro_batch", "batch_size", "max_new_tokens") if name in given)
+        smaller = (
+            ", ".join(name for name in ("micro_batch", "batch_size", "max_new_tokens") if name in given) or "model"
+        )
         return f"{gib:.0f} GiB of GPU memory were too little, or other work holds some of it: take a smaller {smaller}"
     advice = what_fits(stage, given, own, gib)
     return f"{gib:.0f} GiB of GPU memory are too little, it needs about {own.gib:.0f}: {advice}"

@@ -72,7 +72,7 @@ def of_config(config: Mapping[str, Any]) -> Shape | None:
     """The shape that a checkpoint's config.json says, or None where it is no such decoder."""
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        return Shape(
+        numbers = (
             hidden,
             config["num_hidden_layers"],
             config["intermediate_size"],
@@ -80,7 +80,9 @@ def of_config(config: Mapping[str, Any]) -> Shape | None:
             config.get("num_key_value_heads") or heads,
             config.get("head_dim") or hidden // heads,
             config["vocab_size"],
-            bool(config.get("tie_word_embeddings")),
         )
     except (KeyError, TypeError, ZeroDivisionError):
         return None
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        return None
+    return Shape(*numbers, bool(config.get("tie_word_embeddings")))

@@ -1,7 +1,7 @@
 """The smoke variant of a study: every run of its file, end to end, on tiny random models and a few made-up problems.
 
-It takes minutes on a laptop, needs no hub, and says nothing about quantization: it shows that a study of days of GPU time has no
-run that cannot work. What `models` of the study file names is replaced by a random checkpoint (`models.tiny`), the parameters by
+It takes minutes on a laptop, needs no hub, and says nothing about quantization: it finds runs that cannot work before a study of
+weeks of GPU time does. What `models` of the study file names is replaced by a random checkpoint (`models.tiny`), the parameters by
 those of `smoke`, and benchmarks by made-up files of the same names. Runs that are the same now, since the sizes of a
 model no longer differ, are made once.
 """

@@ -132,18 +132,18 @@ def load(study: str | Path) -> Study:
         raise StudyError(f"{path.name}: its name is {found.name!r}, and must be that of the file, {path.stem!r}.")
     if not found.runs or not found.seeds or len(set(found.seeds)) < len(found.seeds):
         raise StudyError(f"{path.name}: runs and seeds need at least one item each, and a seed only once.")
+    if odd := next((stage for stage in found.smoke if stage not in {entry.stage for entry in found.runs}), None):
+        raise StudyError(f"{path.name}: smoke has {odd}, and no run of the study is of that stage.")
     return found
 
 
 def variant(study: Study, models: dict[str, str], suffix: str = "smoke") -> Study:
     """The same runs with other `models` and with the parameters of `smoke`: quick, and no line of the study left out.
 
-    Errors: `StudyError` for a study without `smoke`, and for one that says it of a stage that it has not.
+    Errors: `StudyError` for a study without `smoke`.
     """
     if not study.smoke:
         raise StudyError(f"Study {study.name} has no smoke variant: its file says nothing under `smoke`.")
-    if odd := next((stage for stage in study.smoke if stage not in {entry.stage for entry in study.runs}), None):
-        raise StudyError(f"Study {study.name}: smoke has {odd}, and no run of the study is of that stage.")
     entries = [
         entry.model_copy(update={"params": entry.params | study.smoke.get(entry.stage, {})}) for entry in study.runs
     ]
