@@ -9,6 +9,7 @@ Where more than a few runs are missing, their kernels are forked from one proces
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -46,18 +47,24 @@ def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = Fal
             _tell(study, planned, missing, gpu_gib)
         return True
     study, planned, missing, env = _planned(name, project.runs_dir() / ".smoke" if smoke else None)
-    if missing and (gib := gpu_gib or estimate.gpu_gib()):  # they are tried all the same: an estimate is not a limit
+    gib = gpu_gib or estimate.gpu_gib()
+    if missing and gib:  # they are tried all the same: an estimate is not a limit
         print("".join(_too_large(missing, estimate.of_study(planned, gib), gib)), end="", flush=True)
     folder = project.runs_dir() / study.name
     ensure_space(folder)
     with disk_errors(folder), _only_one(study):
-        jobs_data = [{**asdict(job), "path": str(job.path), "page": study.has_page(job.name)} for job in planned]
+        needs = estimate.of_study(planned, gib) if missing and gib else {}
+        jobs_data = [
+            {**asdict(job), "path": str(job.path), "page": study.has_page(job.name)}
+            | {"gpu_gib": math.ceil(min(own.gib, gib)) if (own := needs.get(job.name)) else 0}
+            for job in planned
+        ]
         write_json(folder / "plan.json", {"study": study.name, "title": study.title, "jobs": jobs_data})
         began = time.perf_counter()
         status = folder / "logs"
         for job in planned:
             (status / f"{job.name}.json").unlink(missing_ok=True)
-        log = _snakemake(study, planned, missing, jobs, env) if missing else None
+        log = _snakemake(study, planned, missing, jobs, gib, env) if missing else None
         return _summary(study, planned, missing, status, time.perf_counter() - began, log)
 
 
@@ -137,8 +144,13 @@ def _only_one(study: Study) -> Iterator[None]:
         raise StudyError(f"The study {study.name} is being run by another process: wait for it, or stop it.") from None
 
 
-def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int, more: dict[str, str]) -> Path:
-    """Run the missing jobs, with `more` in their environment; gives Snakemake's own log. The caller holds the study's lock."""
+def _snakemake(
+    study: Study, planned: list[Job], missing: list[Job], jobs: int, gib: float, more: dict[str, str]
+) -> Path:
+    """Run the missing jobs, with `more` in their environment; gives Snakemake's own log. The caller holds the study's lock.
+
+    At most `jobs` at a time, and no more than fit a GPU of `gib` together, by their estimates (0: without a GPU).
+    """
     folder = project.runs_dir() / study.name
     shutil.rmtree(folder / ".work", ignore_errors=True)
     for job in planned:
@@ -152,6 +164,7 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int, 
         *(sys.executable, "-m", "snakemake"),
         *("--snakefile", str(workflow / "Snakefile"), "--workflow-profile", str(workflow / "profiles" / "local")),
         *("--directory", str(folder / ".work"), "--cores", str(jobs)),
+        *(("--resources", f"gpu_gib={math.ceil(gib)}") if gib else ()),
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
