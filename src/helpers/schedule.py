@@ -165,6 +165,7 @@ def _snakemake(
         *("--snakefile", str(workflow / "Snakefile"), "--workflow-profile", str(workflow / "profiles" / "local")),
         *("--directory", str(folder / ".work"), "--cores", str(jobs)),
         *(("--resources", f"gpu_gib={math.ceil(gib)}") if gib else ()),
+        *("--prioritize", *(f"done/{name}" for name in _last(planned))),  # or the longest chains would end alone
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
@@ -188,6 +189,20 @@ def _snakemake(
                 _stop(process)
             shutil.rmtree(folder / ".work", ignore_errors=True)
     return log
+
+
+def _last(planned: list[Job]) -> list[str]:
+    """The runs at the ends of the longest chains of runs."""
+    depth: dict[str, int] = {}
+    by_name = {job.name: job for job in planned}
+
+    def of(name: str) -> int:
+        if name not in depth:
+            depth[name] = 1 + max(map(of, by_name[name].parents), default=0)
+        return depth[name]
+
+    longest = max(map(of, by_name))
+    return [name for name in by_name if depth[name] == longest]
 
 
 def _stop(process: subprocess.Popen, patience_s: float = 15) -> None:
