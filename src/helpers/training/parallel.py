@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate.state import AcceleratorState
 from torch import distributed, nn
 
 from helpers import processes
@@ -31,6 +32,7 @@ from helpers import processes
 PATIENCE = timedelta(days=1)  # others may wait while process 0 looks at the model; one that fails is noticed at once
 LAUNCHED = {"RANK": "{rank}", "WORLD_SIZE": "{count}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "{count}"}
 Data = TypeVar("Data")
+meetings = count()
 
 
 def first() -> bool:
@@ -55,6 +57,7 @@ def session(model: nn.Module, data: Data) -> Iterator[Data]:
         yield data
         return
     staging = Path(os.environ["LOWBIT_STAGING"])
+    meeting = staging / f".meeting-{next(meetings)}"
     before = {name: os.environ.get(name) for name in LAUNCHED}
     told = {"rank": processes.rank(), "count": processes.count()}
     os.environ |= {name: value.format(**told) for name, value in LAUNCHED.items()}  # for accelerate
@@ -62,7 +65,7 @@ def session(model: nn.Module, data: Data) -> Iterator[Data]:
     try:
         distributed.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
-            init_method=f"file://{staging}/.rendezvous",
+            init_method=f"file://{meeting}",
             rank=told["rank"],
             world_size=told["count"],
             timeout=PATIENCE,
@@ -78,7 +81,8 @@ def session(model: nn.Module, data: Data) -> Iterator[Data]:
     finally:
         with suppress(Exception):
             distributed.destroy_process_group()
-        (staging / ".rendezvous").unlink(missing_ok=True)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        meeting.unlink(missing_ok=True)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
     if not first():

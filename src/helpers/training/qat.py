@@ -126,8 +126,8 @@ def train(
             model,
             TrainingArguments(
                 output_dir=folder, seed=seed, data_seed=seed, use_cpu=not torch.cuda.is_available(), report_to=[],
-                disable_tqdm=True, max_steps=steps, learning_rate=lr, lr_scheduler_type=SCHEDULES[schedule], warmup_steps=round(warmup * steps),
-                weight_decay=0.0, max_grad_norm=1.0, per_device_train_batch_size=micro_batch,
+                disable_tqdm=True, max_steps=steps, learning_rate=lr, lr_scheduler_type=SCHEDULES[schedule],
+                warmup_steps=round(warmup * steps), weight_decay=0.0, max_grad_norm=1.0, per_device_train_batch_size=micro_batch,
                 gradient_accumulation_steps=own // micro_batch, logging_steps=1, logging_nan_inf_filter=False,
                 save_strategy="steps" if save_every and checkpoints else "no", save_steps=save_every or 500, save_total_limit=2,
                 remove_unused_columns=False, dataloader_pin_memory=False, optim="adamw_torch",
