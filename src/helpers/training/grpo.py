@@ -35,6 +35,7 @@ from helpers.grading import reward as paper_reward
 from helpers.models import adapters
 from helpers.quant import fake
 from helpers.tasks import Problem, messages
+from helpers.training import checkpointing as activations
 from helpers.training import parallel
 from helpers.training.rollout import Trainer
 
@@ -68,12 +69,11 @@ def settings(
     folder: str,
     micro_batch: int = 0,
     dropout: bool = False,
-    checkpointing: bool = False,
 ) -> GRPOConfig:
     """TRL's configuration for one rollout and one update a step.
 
     `micro_batch` replies go through a backward pass (0: all that a process has); `dropout` leaves the model's as it is, else there
-    is none; with `checkpointing` layers are computed again in the backward pass.
+    is none.
     """
     replies = parallel.share("prompts_per_step * group_size", prompts_per_step * group_size)
     micro_batch = micro_batch or replies
@@ -83,7 +83,7 @@ def settings(
     return GRPOConfig(
         output_dir=folder, seed=seed, use_cpu=not on_gpu, bf16=False, fp16=False, report_to=[], disable_tqdm=True,
         save_strategy="no", logging_steps=1, dataloader_pin_memory=False,
-        gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False},
+        gradient_checkpointing=False, gradient_checkpointing_kwargs=activations.HOW,
         # one epoch of paper 1: linear decay, one warm-up step, gradient norm 1
         max_steps=steps, learning_rate=lr, lr_scheduler_type="linear", warmup_steps=1, max_grad_norm=1.0, weight_decay=0.0,
         per_device_train_batch_size=micro_batch, gradient_accumulation_steps=replies // micro_batch, num_generations=group_size,
@@ -192,7 +192,6 @@ def train(
             folder,
             micro_batch,
             dropout,
-            checkpointing,
         )
         try:
             trainer = Trainer(
@@ -211,15 +210,11 @@ def train(
             ) in model.named_parameters():  # TRL rounds adapters of 4-bit models to bfloat16, no others
                 if name in trained:
                     parameter.data = trained[name]
-            trainer.train()
+            with activations.checkpointing(model, checkpointing):
+                trainer.train()
         finally:
             # TRL leaves a `forward` on the model that is bound to these very weights: a copy would go on computing with them.
-            base = adapters.base_of(model)
-            base.__dict__.pop("forward", None)
-            if checkpointing:
-                base.gradient_checkpointing_disable()
-                if adapters.has_adapter(model):  # TRL's hook on the embeddings
-                    base.disable_input_require_grads()
+            adapters.base_of(model).__dict__.pop("forward", None)
             model.eval()
     return history
 

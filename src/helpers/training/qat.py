@@ -34,6 +34,7 @@ from helpers.quant import fake
 from helpers.sampling import prompt_ids
 from helpers.sampling.traces import Document, replies_of
 from helpers.tasks import Problem
+from helpers.training import checkpointing as activations
 from helpers.training import objective as objectives
 from helpers.training import parallel
 from helpers.training.pretrain import IGNORED, WIDTH, pack
@@ -131,7 +132,6 @@ def train(
                 gradient_accumulation_steps=own // micro_batch, logging_steps=1, logging_nan_inf_filter=False,
                 save_strategy="steps" if save_every and checkpoints else "no", save_steps=save_every or 500, save_total_limit=2,
                 remove_unused_columns=False, dataloader_pin_memory=False, optim="adamw_torch",
-                gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False},
             ),
             tokenizer=tokenizer, texts=texts, teacher=teacher, objective=objective, reverse=reverse,
             temperature=temperature, max_new_tokens=max_new_tokens, callbacks=[Recorder()],
@@ -147,10 +147,9 @@ def train(
             if last and step_of(last) == steps:  # transformers would take one step more
                 trainer._load_from_checkpoint(str(last))
             else:
-                trainer.train(resume_from_checkpoint=str(last) if last else None)
+                with activations.checkpointing(model, checkpointing):
+                    trainer.train(resume_from_checkpoint=str(last) if last else None)
         finally:
-            if checkpointing:
-                model.gradient_checkpointing_disable()
             model.eval()
     return history
 
