@@ -196,7 +196,7 @@ class _Trainer(parallel.Shared, Trainer):
         """What the student writes as it is now; the random state of the training stays as it was."""
         self.model.eval()
         with torch.random.fork_rng(), fake.materialized(self.model):
-            seed = self.args.seed + 1000 * self.state.global_step
+            seed = self.args.seed + 1000 * self.state.global_step + self.args.process_index
             found = replies_of(self.model, self.tokenizer, problems, seed, self.max_new_tokens, unfinished=True)
         self.model.train()
         return found
