@@ -54,6 +54,7 @@ run.finish(metrics=[{"metric": "loss", "value": seed, "n": 1}])
 def two(home, monkeypatch):
     write_notebook(home / "notebooks" / "02_grpo.ipynb", GRPO)
     monkeypatch.setenv(processes.COUNT, "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return home
 
 

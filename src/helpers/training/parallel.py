@@ -28,6 +28,7 @@ from accelerate.state import AcceleratorState
 from torch import distributed, nn
 
 from helpers import processes
+from helpers.staging import SOCKETS
 
 PATIENCE = timedelta(days=1)  # others may wait while process 0 looks at the model; one that fails is noticed at once
 LAUNCHED = {"RANK": "{rank}", "WORLD_SIZE": "{count}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "{count}"}
@@ -57,7 +58,8 @@ def session(model: nn.Module, data: Data) -> Iterator[Data]:
         yield data
         return
     staging = Path(os.environ["LOWBIT_STAGING"])
-    meeting = staging / f".meeting-{next(meetings)}"
+    local = staging / SOCKETS  # runs may lie on a disk of the network, where files are no place to meet
+    meeting = (local if local.exists() else staging) / f".meeting-{next(meetings)}"
     before = {name: os.environ.get(name) for name in LAUNCHED}
     told = {"rank": processes.rank(), "count": processes.count()}
     os.environ |= {name: value.format(**told) for name, value in LAUNCHED.items()}  # for accelerate
