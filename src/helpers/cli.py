@@ -42,11 +42,15 @@ def check() -> None:
 def run(
     stage: Annotated[str, typer.Argument(help="base, grpo, ptq, qat, eval, diagnose, pareto, speed")],
     param: Params = None,
+    processes: Annotated[int, typer.Option(help="For grpo and qat: train in so many, each on a GPU of its own.")] = 0,
 ) -> None:
     """Run one stage with parameters, or find it done."""
+    from helpers import processes as several
     from helpers import runs
     from helpers.execute import execute
 
+    if processes:
+        several.ask(processes, stage)
     outcome = execute(stage, _pairs(param))
     print(
         f"{outcome.run_id}: {'already done' if outcome.state == 'skipped' else 'done'}, in {runs.shown(outcome.path)}"
