@@ -14,7 +14,7 @@ from pathlib import Path
 from helpers.study import Job, Study, variant
 
 ROWS = {"train": 240, "test": 3}  # problems of a set; one of twenty of a training set is for calibration
-ARCHITECTURES = {"smollm": "llama"}  # part of a model's name -> its kind; else Qwen3
+ARCHITECTURES = {"smollm": "llama", "r1-distill-qwen": "qwen2"}  # part of a model's name -> its kind; else Qwen3
 
 
 def prepare(study: Study, folder: Path) -> tuple[Study, Path]:
