@@ -229,6 +229,15 @@ def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
         plan(variant(load("tiny"), MODELS))
 
 
+def test_a_smoke_variant_starts_from_no_model_of_a_hub(home):
+    entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["large", "Qwen/Qwen3-0.6B"]}
+    write(home, entry, models={"large": "Qwen/Qwen3-8B"}, smoke={"eval": {"n": 2}})
+    with pytest.raises(
+        StudyError, match=r"run eval-Qwen3-0.6B: Qwen/Qwen3-0.6B is not replaced: name it under `models`"
+    ):
+        run_study("tiny", smoke=True, dry_run=True)
+
+
 def test_runs_that_are_the_same_are_made_once_with_their_parents(home):
     write(home, BASES | {"params": {}}, EVALS, PARETO)
     jobs = distinct(plan("tiny"))

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from helpers import estimate, kernel, project, runs, warm
 from helpers.errors import UserError
 from helpers.execute import execute, settings
+from helpers.identity import SINGLE
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
 from helpers.smoke import distinct, prepare
 from helpers.study import Job, Study, StudyError, load, plan
@@ -80,7 +81,15 @@ def _planned(name: str, smoke: Path | None) -> tuple[Study, list[Job], dict[str,
     if smoke:
         study, data = prepare(study, smoke)
         env = {"LOWBIT_DATA": str(data)}
-    return study, distinct(plan(study)) if smoke else plan(study), env
+        planned = distinct(plan(study))
+        for job in planned:
+            if hub := next(
+                (ref for name in SINGLE if "/" in (ref := job.parameters.get(name) or "") and not Path(ref).exists()),
+                "",
+            ):
+                raise StudyError(f"Study {study.name}, run {job.name}: {hub} is not replaced: name it under `models`.")
+        return study, planned, env
+    return study, plan(study), env
 
 
 def _missing(jobs: list[Job]) -> list[Job]:
