@@ -212,12 +212,14 @@ def test_a_model_is_named_in_one_place(home):
 def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
     entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["small", "large"], "params": {"n": 100, "seed": 3}}
     write(home, entry, models=MODELS, smoke={"eval": {"n": 2}}, seeds=[1])
-    small = variant(load("tiny"), {"small": "a/b", "large": "a/b"})
+    (folder := home / "m").mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    small = variant(load("tiny"), {"small": str(folder), "large": str(folder)})
     jobs = plan(small)
     assert small.name == "tiny-smoke"
     assert [(job.name, job.parameters["parent"], job.parameters["n"], job.parameters["seed"]) for job in jobs] == [
-        ("eval-small", "a/b", 2, 3),
-        ("eval-large", "a/b", 2, 3),
+        ("eval-small", str(folder), 2, 3),
+        ("eval-large", str(folder), 2, 3),
     ]
     assert names(distinct(jobs)) == ["eval-small"]
     for smoke, sentence in (({}, "has no smoke variant"), ({"base": {"value": 0.1}}, "smoke has base, and no run")):
