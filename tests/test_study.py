@@ -153,7 +153,8 @@ def test_a_wrong_teacher_is_one_sentence(taught):
         ([{"name": "a-{bits}", "stage": "base"}], "'a-{bits}' cannot be filled in from its matrix, which has nothing"),
         ([{"name": "a b", "stage": "base"}], "the run name 'a b' is not allowed"),
         ([{"name": "$(reboot)", "stage": "base"}], "is not allowed"),
-        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: Extra inputs are not permitted"),
+        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: that key is unknown: choose one of name, stage,"),
+        ([{"name": "a", "stage": "base", "parnt": "b"}], "runs.0.parnt: that key is unknown; did you mean parent?"),
         ([{"stage": "base"}], "runs.0.name: Field required"),
         ([], "runs and seeds need at least one item"),
         (
