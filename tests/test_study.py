@@ -153,7 +153,8 @@ def test_a_wrong_teacher_is_one_sentence(taught):
         ([{"name": "a-{bits}", "stage": "base"}], "'a-{bits}' cannot be filled in from its matrix, which has nothing"),
         ([{"name": "a b", "stage": "base"}], "the run name 'a b' is not allowed"),
         ([{"name": "$(reboot)", "stage": "base"}], "is not allowed"),
-        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: Extra inputs are not permitted"),
+        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: that key is unknown: choose one of name, stage,"),
+        ([{"name": "a", "stage": "base", "parnt": "b"}], "runs.0.parnt: that key is unknown; did you mean parent?"),
         ([{"stage": "base"}], "runs.0.name: Field required"),
         ([], "runs and seeds need at least one item"),
         (
@@ -212,12 +213,14 @@ def test_a_model_is_named_in_one_place(home):
 def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
     entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["small", "large"], "params": {"n": 100, "seed": 3}}
     write(home, entry, models=MODELS, smoke={"eval": {"n": 2}}, seeds=[1])
-    small = variant(load("tiny"), {"small": "a/b", "large": "a/b"})
+    (folder := home / "m").mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    small = variant(load("tiny"), {"small": str(folder), "large": str(folder)})
     jobs = plan(small)
     assert small.name == "tiny-smoke"
     assert [(job.name, job.parameters["parent"], job.parameters["n"], job.parameters["seed"]) for job in jobs] == [
-        ("eval-small", "a/b", 2, 3),
-        ("eval-large", "a/b", 2, 3),
+        ("eval-small", str(folder), 2, 3),
+        ("eval-large", str(folder), 2, 3),
     ]
     assert names(distinct(jobs)) == ["eval-small"]
     for smoke, sentence in (({}, "has no smoke variant"), ({"base": {"value": 0.1}}, "smoke has base, and no run")):
@@ -227,6 +230,15 @@ def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
     write(home, entry, models=MODELS, smoke={"eval": {"m": 1}})
     with pytest.raises(StudyError, match="m is not a parameter of eval"):
         plan(variant(load("tiny"), MODELS))
+
+
+def test_a_smoke_variant_starts_from_no_model_of_a_hub(home):
+    entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["large", "Qwen/Qwen3-0.6B"]}
+    write(home, entry, models={"large": "Qwen/Qwen3-8B"}, smoke={"eval": {"n": 2}})
+    with pytest.raises(
+        StudyError, match=r"Run eval-Qwen3-0.6B starts from Qwen/Qwen3-0.6B, which a smoke variant does not replace"
+    ):
+        run_study("tiny", smoke=True, dry_run=True)
 
 
 def test_runs_that_are_the_same_are_made_once_with_their_parents(home):
