@@ -66,13 +66,17 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it takes.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Every run, on tiny random models: does it work?")] = False,
     gpu_gib: Annotated[float, typer.Option(min=0, help="Memory of a GPU; 0: of the one here.")] = 0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only runs of such names, and what they need; may be repeated."),
+    ] = None,
 ) -> None:
     """Run what is missing of studies, one after another."""
     from helpers.schedule import run_study
 
     if gpu_gib == float("inf"):
         raise UserError("--gpu-gib inf is not allowed: give the memory of a GPU in GiB, or 0 for the one here.")
-    if not all([run_study(name, jobs, dry_run, smoke, gpu_gib) for name in names]):
+    if not all([run_study(name, jobs, dry_run, smoke, gpu_gib, only or ()) for name in names]):
         raise typer.Exit(1)
 
 
