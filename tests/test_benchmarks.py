@@ -217,6 +217,26 @@ def test_neither_folder_nor_hub(monkeypatch, tmp_path):
         tasks.load("aime24", "train", 5)
 
 
+def test_a_level_is_a_number_however_it_is_written(data):
+    levels = {"a": 3, "b": "3", "c": "Level 4", "d": 5.0, "e": None, "f": "Level ?"}
+    write(data, "math500", *({"problem": name, "level": level} for name, level in levels.items()))
+    found = {p.prompt: p.level for p in tasks.load("math500", "test", 10)}
+    assert found == {"a": 3, "b": 3, "c": 4, "d": 5, "e": 0, "f": 0}
+
+
+def test_rows_of_another_form_are_one_sentence(data, hub, monkeypatch):
+    monkeypatch.setenv("LOWBIT_DATA", str(data))
+    write(data, "math_l3to5", {"problem": "p", "meta": "train"})
+    with pytest.raises(TaskError, match="line 1 has a solution that is no string, or a meta that is no object"):
+        tasks.load("math_l3to5", "train", 5)
+    monkeypatch.delenv("LOWBIT_DATA")
+    hub.rows["open-r1/OpenR1-Math-220k", "default", "train"] = [{"problem": "p", "answer": "1", "messages": [3]}]
+    with pytest.raises(
+        TaskError, match="open-r1/OpenR1-Math-220k has rows of another form than openr1_math is read from"
+    ):
+        tasks.load("openr1_math", "train", 5)
+
+
 def test_a_renamed_field_is_named(hub):
     hub.rows["math-ai/amc23", None, "test"][:] = [{"problem": "p", "answer": 1}]
     with pytest.raises(TaskError, match="math-ai/amc23 has no field 'question'"):

@@ -63,6 +63,15 @@ def test_what_costs_more():
     assert full.gib * GIB > 20 * SHAPES["Qwen3-0.6B"].parameters  # weights, gradients, two moments, the start
     assert own(policy="qaft", max_new_tokens=512).gib > full.gib > own(policy="qlora", max_new_tokens=512).gib
     assert full.gib > own(micro_batch=1, max_new_tokens=512).gib
+    start = full.gib - own(kl_every=0, max_new_tokens=512).gib
+    assert start * GIB == pytest.approx(4 * SHAPES["Qwen3-0.6B"].parameters)
+    for stage, texts in (("grpo", 16 * 8), ("qat", 64)):
+        less = own(stage, checkpointing=True, max_new_tokens=512)
+        more = own(stage, max_new_tokens=512)
+        assert less.hours > more.hours
+        # of 28 layers 27 keep no more than their inputs, 1024 numbers a token
+        kept = 28 * 1024 - 27 / 28 * SHAPES["Qwen3-0.6B"].kept
+        assert (less.gib - more.gib) * GIB == pytest.approx(4 * texts * 712 * kept)
     assert own(steps=600, max_new_tokens=512).hours > 5 * own(steps=60, max_new_tokens=512).hours
     assert own(parent="Qwen/Qwen3-8B").gib > 5 * full.gib / 4
     assert own("ptq", method="gptq").hours > own("ptq", method="rtn").hours

@@ -182,7 +182,7 @@ def test_latent_weights_come_back_with_their_codes(grids, model, tmp_path):
     loaded = models.load(folder)[0]
     logits = loaded(ids).logits
     kept = models.latents(folder)
-    assert all(torch.equal(kept[name], latent[name]) for name in latent)
+    assert all(torch.equal(kept[name], latent[name].cpu()) for name in latent)
     fake.insert(loaded, scheme, "learned", latents=kept)
     assert torch.equal(loaded(ids).logits, logits)
     assert fake.differing(fake.codes(loaded), codes) == 0

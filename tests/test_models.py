@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -76,6 +77,16 @@ def test_what_is_saved_is_what_is_loaded(saved):
     assert tokenizer.padding_side == "left"
     assert {file.suffix for file in folder.iterdir()} <= {".json", ".safetensors", ".md", ".jinja"}
     assert all(t.dtype == torch.bfloat16 for t in load_file(folder / "model.safetensors").values())
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_weights_are_for_whom_the_umask_says(tokenizer, tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        folder = models.save(models.build("xs", tokenizer), tokenizer, tmp_path / "model", card="")
+    finally:
+        os.umask(before)
+    assert {oct(file.stat().st_mode & 0o777) for file in folder.iterdir()} == {oct(mode)}
 
 
 def test_nan_weights_are_refused(saved):

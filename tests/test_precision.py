@@ -55,6 +55,74 @@ def nudged(model):
 # ---------------------------------------------------------------- policies
 
 
+@pytest.mark.parametrize(
+    ("policy", "scheme", "grids", "said"),
+    [
+        (
+            "full",
+            None,
+            "fixed",
+            "21 low-bit layers of the parent are made plain, and trained and saved in full precision.\n",
+        ),
+        ("lora", None, "fixed", "21 low-bit layers of the parent are made plain, and adapted in full precision.\n"),
+        ("qaft", "w4g64", "fixed", ""),  # it goes on from the parent's codes
+        ("qaft", "w4g64", "learned", ""),
+        ("qaft", "w4g64", "step", "21 low-bit layers of the parent are made plain, and rounded to w4g64 anew.\n"),
+        ("qaft", "w3g64", "fixed", "21 low-bit layers of the parent are made plain, and rounded to w3g64 anew.\n"),
+    ],
+)
+def test_a_quantized_parent_does_not_become_plain_in_silence(model, capsys, policy, scheme, grids, said):
+    precision.apply(model, "full")
+    assert capsys.readouterr().out == ""
+    quantize(model, "rtn", "w4g64")
+    before = logits(model)
+    model = precision.apply(model, policy, scheme, grids=grids)
+    assert capsys.readouterr().out == said
+    if grids != "step":  # found in float16 again, they are nearly the same here
+        assert torch.equal(logits(model), before) == (scheme != "w3g64")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "scheme"), [("full", None), ("qaft", "w4g64"), ("qlora", "nf4")])
+def test_checkpointing_computes_again_what_it_does_not_keep(model, tokenizer, policy, scheme):
+    """The same weights after two steps, from twice the forwards of a layer; the model is afterwards as it would be without."""
+    other = copy.deepcopy(model)
+    found = []
+    for each, checkpointing in ((model, False), (other, True)):
+        models.seed_everything(0)
+        each = precision.apply(each, policy, scheme)
+        layer = adapters.base_of(each).get_decoder().layers[1].mlp
+        embeddings, calls, hooks = adapters.base_of(each).get_input_embeddings(), [], set()
+        layer.register_forward_pre_hook(lambda module, args, calls=calls: calls.append(module.training))
+        how = {"checkpointing": checkpointing, "reward": lambda verdict: len(verdict.answer or "") % 3}
+        how["before_step"] = lambda _, e=embeddings, hooks=hooks: hooks.update(e._forward_hooks)
+        rows = trained(each, tokenizer, **how)
+        found.append((rows, [p.detach() for p in each.parameters()], sum(calls)))
+        assert not any(getattr(m, "gradient_checkpointing", False) for m in each.modules())
+        assert not hooks  # with which the engine would not sample
+    (rows, weights, calls), (others, again, more) = found
+    assert more == 2 * calls > 0
+    assert max(row["grad_norm"] for row in rows) > 0
+    for row, other in zip(rows, others, strict=True):
+        assert other == pytest.approx(row, rel=1e-5, abs=1e-6)
+    assert all(torch.allclose(w, o, rtol=1e-4, atol=1e-6) for w, o in zip(weights, again, strict=True))
+
+
+@pytest.mark.slow
+def test_the_start_is_copied_only_for_its_kl(model, tokenizer, monkeypatch):
+    deepcopy = copy.deepcopy
+
+    def refused(what, *rest):
+        if what is model:
+            raise MemoryError("a second model")
+        return deepcopy(what, *rest)
+
+    monkeypatch.setattr(grpo.copy, "deepcopy", refused)
+    assert "kl" not in trained(model, tokenizer, steps=1)[0]
+    with pytest.raises(MemoryError, match="a second model"):
+        trained(model, tokenizer, steps=1, kl_every=1)
+
+
 def test_defaults_are_paper_1s():
     assert str(precision.scheme_of("qaft")) == "w8pt-sym"
     assert str(precision.scheme_of("qlora")) == "nf4"

@@ -109,6 +109,22 @@ def test_a_batch_in_parts_is_the_batch(objective, teacher, tokenizer, lessons):
     assert same(found[0][1], found[4][1], atol=1e-4)
 
 
+@pytest.mark.parametrize("grids", fake.GRIDS)
+def test_checkpointing_computes_again_what_it_does_not_keep(grids, teacher, tokenizer, lessons):
+    found = {}
+    for checkpointing in (False, True):
+        model, calls = made(teacher, grids), []
+        layer = model.get_decoder().layers[1].mlp
+        layer.register_forward_pre_hook(lambda module, args, calls=calls: calls.append(module.training))
+        rows = train(model, tokenizer, lessons, teacher, checkpointing=checkpointing, steps=3)
+        found[checkpointing] = rows, weights_of(model), sum(calls)
+        assert not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    assert found[True][2] == 2 * found[False][2] == 6
+    for row, again in zip(found[False][0], found[True][0], strict=True):
+        assert again == pytest.approx(row, rel=1e-5)
+    assert same(found[False][1], found[True][1], atol=1e-5)
+
+
 def test_every_text_is_read_once_in_each_epoch(pupil, teacher, tokenizer, lessons):
     history = train(pupil, tokenizer, lessons, teacher, steps=10)
     tokens = sum(len(ids) - head for ids, head in lessons)

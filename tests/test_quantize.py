@@ -213,6 +213,8 @@ def test_mixed_schemes_are_written_and_read():
     assert quant.bitsandbytes(4, double=True) == Scheme.parse("nf4-dq")
     with pytest.raises(SchemeError, match=r"bits = 3: bitsandbytes has 4 \(NF4\) and 8 \(LLM.int8\)"):
         quant.bitsandbytes(3)
+    with pytest.raises(SchemeError, match="double = True is for nf4 alone"):
+        quant.bitsandbytes(8, double=True)
 
 
 @pytest.mark.parametrize(("method", "scheme"), [("rtn", "w3g64"), ("bnb", "nf4"), ("bnb", "int8")])

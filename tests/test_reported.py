@@ -28,6 +28,7 @@ def test_rows_of_the_papers_stand_beside_ours():
     assert theirs["run_id"].isna().all()
     assert theirs["n"].isna().all()
     assert set(theirs["command"]) == {reported.PAPER_1, reported.PAPER_2}
+    assert set(theirs[theirs["command"] == reported.PAPER_1]["metric"]) == {"macro reward"}
     best = theirs[(theirs["model"] == "Qwen3-8B") & (theirs["recipe"] == "base > grpo")]
     assert list(best["value"]) == [0.594]
     gain = theirs[(theirs["benchmark"] == "math500") & (theirs["model"] == "Qwen3-0.6B") & (theirs["bits"] == 3)]

@@ -29,6 +29,8 @@ def test_every_line_of_the_studies_is_in_their_smoke_variants(own_runs):
         for one, full in zip(study.plan(small), study.plan(whole), strict=True):
             differ = {key for key in full.parameters if one.parameters[key] != full.parameters[key]}
             assert differ <= {"parent", "parents"} | changed.get(full.stage, set())
+    kinds = {kind_of(ref) for ref in study.load("qwen3").models.values()}
+    assert kinds == {"qwen3", "qwen2"}
     assert kind_of("pypi/SmolLM2-135M-Instruct") == "llama"
 
 
@@ -42,7 +44,7 @@ def test_a_dry_run_writes_nothing_and_has_the_same_ids(own_runs, capfd):
 
 @pytest.mark.slow
 def test_the_papers_study_runs_end_to_end(own_runs, capfd):
-    """Every run of one size, since all sizes are the same tiny model."""
+    """Every run of one Qwen3, since all sizes are the same tiny model, and of R1's Qwen2."""
     assert run_study("qwen3", jobs=2, smoke=True), capfd.readouterr().out
     jobs = distinct(study.plan(prepare(study.load("qwen3"), own_runs / ".smoke")[0]))
     planned = json.loads((own_runs / "qwen3-smoke" / "plan.json").read_text())["jobs"]

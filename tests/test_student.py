@@ -42,6 +42,23 @@ def shifted(model):
     return model
 
 
+def test_grids_that_are_found_again_forget_where_they_began_and_say_so(model, texts, capsys):
+    other = copy.deepcopy(model)
+    student.prepare(model, "gptq", SCHEME, texts)
+    assert capsys.readouterr().out == ""
+    student.prepare(other, "gptq", SCHEME, texts, grids="step")
+    said = "grids = step finds grids anew at each step: of init = gptq only the weights are kept, not its grids.\n"
+    assert capsys.readouterr().out == said
+    for name, layer in fake.layers(model).items():
+        again = fake.layers(other)[name]
+        assert torch.equal(again.weight, layer.weight)  # GPTQ's codes
+    pairs = [
+        (layer.quantized().scale, fake.layers(other)[name].quantized().scale)
+        for name, layer in fake.layers(model).items()
+    ]
+    assert not all(torch.equal(kept, found) for kept, found in pairs)
+
+
 @pytest.mark.parametrize("grids", ["fixed", "learned"])  # found again at each step, they are of the weights as they are
 def test_full_and_rtn_compute_the_same_and_start_from_other_weights(grids, model):
     other = copy.deepcopy(model)

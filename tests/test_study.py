@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 
-from helpers import estimate, project, runs
+from helpers import estimate, project, runs, schedule
 from helpers.execute import execute
 from helpers.schedule import run_study
 from helpers.smoke import distinct
@@ -153,7 +153,8 @@ def test_a_wrong_teacher_is_one_sentence(taught):
         ([{"name": "a-{bits}", "stage": "base"}], "'a-{bits}' cannot be filled in from its matrix, which has nothing"),
         ([{"name": "a b", "stage": "base"}], "the run name 'a b' is not allowed"),
         ([{"name": "$(reboot)", "stage": "base"}], "is not allowed"),
-        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: Extra inputs are not permitted"),
+        ([{"name": "a", "stage": "base", "gpu": 1}], "runs.0.gpu: that key is unknown: choose one of name, stage,"),
+        ([{"name": "a", "stage": "base", "parnt": "b"}], "runs.0.parnt: that key is unknown; did you mean parent?"),
         ([{"stage": "base"}], "runs.0.name: Field required"),
         ([], "runs and seeds need at least one item"),
         (
@@ -212,12 +213,14 @@ def test_a_model_is_named_in_one_place(home):
 def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
     entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["small", "large"], "params": {"n": 100, "seed": 3}}
     write(home, entry, models=MODELS, smoke={"eval": {"n": 2}}, seeds=[1])
-    small = variant(load("tiny"), {"small": "a/b", "large": "a/b"})
+    (folder := home / "m").mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    small = variant(load("tiny"), {"small": str(folder), "large": str(folder)})
     jobs = plan(small)
     assert small.name == "tiny-smoke"
     assert [(job.name, job.parameters["parent"], job.parameters["n"], job.parameters["seed"]) for job in jobs] == [
-        ("eval-small", "a/b", 2, 3),
-        ("eval-large", "a/b", 2, 3),
+        ("eval-small", str(folder), 2, 3),
+        ("eval-large", str(folder), 2, 3),
     ]
     assert names(distinct(jobs)) == ["eval-small"]
     for smoke, sentence in (({}, "has no smoke variant"), ({"base": {"value": 0.1}}, "smoke has base, and no run")):
@@ -227,6 +230,15 @@ def test_the_smoke_variant_has_every_run_with_other_models_and_parameters(home):
     write(home, entry, models=MODELS, smoke={"eval": {"m": 1}})
     with pytest.raises(StudyError, match="m is not a parameter of eval"):
         plan(variant(load("tiny"), MODELS))
+
+
+def test_a_smoke_variant_starts_from_no_model_of_a_hub(home):
+    entry = {"name": "eval-{parent}", "stage": "eval", "parent": ["large", "Qwen/Qwen3-0.6B"]}
+    write(home, entry, models={"large": "Qwen/Qwen3-8B"}, smoke={"eval": {"n": 2}})
+    with pytest.raises(
+        StudyError, match=r"Run eval-Qwen3-0.6B starts from Qwen/Qwen3-0.6B, which a smoke variant does not replace"
+    ):
+        run_study("tiny", smoke=True, dry_run=True)
 
 
 def test_runs_that_are_the_same_are_made_once_with_their_parents(home):
@@ -248,6 +260,32 @@ def test_a_dry_run_says_what_runs_take_and_which_do_not_fit(capsys):
     assert any(line.split()[:3] == ["grpo", "48", "runs"] and "GPU hours" in line for line in lines)
     assert [line for line in lines if "grpo-qwen3-8b needs" in line and "a GPU has 100: policy = qlora" in line]
     assert not [line for line in lines if "qlora-qwen3-8b needs" in line]
+
+
+def test_only_takes_the_runs_of_such_names_and_what_they_are_made_from(home, capsys):
+    write(home, BASES, EVALS, PARETO)
+    assert run_study("tiny", dry_run=True, only=["eval-*-s", "base-s"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("would run")] == ["base-s", "eval-base-s"]
+    with pytest.raises(StudyError, match=r"Study tiny has no run called x-\*\."):
+        run_study("tiny", dry_run=True, only=["x-*"])
+
+
+def test_the_longest_chain_goes_first_and_memory_is_counted(home, monkeypatch):
+    write(home, BASES, EVALS, PARETO)
+    shape = (estimate.SHAPES["s"], 32.0)
+    hours = {"base-xs": 1 / 60, "base-s": 2 / 60, "eval-base-xs": 3 / 60, "eval-base-s": 4 / 60}
+    known = {name: estimate.Estimate(each, 10.0, shape) for name, each in hours.items()} | {"pareto": None}
+    monkeypatch.setattr(estimate, "of_study", lambda jobs, gib: known)
+    ahead = schedule._ahead(plan("tiny"), 80)
+    last = estimate.START  # of a run without an estimate
+    assert {name: own["chain_s"] for name, own in ahead.items()} == {
+        "base-xs": 60 + 180 + last, "base-s": 120 + 240 + last, "eval-base-xs": 180 + last, "eval-base-s": 240 + last,
+        "pareto": last,
+    }  # fmt: skip
+    context = round(1024 * schedule.CONTEXT_GIB)
+    assert ahead["base-s"]["gpu_mib"] == 10 * 1024 + context
+    assert ahead["pareto"]["gpu_mib"] == context
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -355,6 +393,15 @@ def test_runs_that_do_not_fit_the_gpu_are_named_before_anything_starts(home, mon
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "  eval-large needs 194 GiB, and a GPU has 80: it takes a GPU of 194 GiB or a smaller model."
     assert "tiny: 1 ran" in lines[-1]
+
+
+@slow
+def test_what_only_leaves_out_is_not_made_and_not_missed(home, capfd):
+    write(home, BASES, EVALS)
+    assert run_study("tiny", only=["eval-base-s"])
+    assert "tiny: 2 ran, 0 were done, 0 failed, 0 not run" in capfd.readouterr().out
+    made = {job.name: runs.done(job.run_id) is not None for job in plan("tiny")}
+    assert made == {"base-xs": False, "base-s": True, "eval-base-xs": False, "eval-base-s": True}
 
 
 @slow

@@ -79,6 +79,20 @@ def test_the_table_lists_planned_and_lone_runs_in_a_fixed_order(home):
     assert table.write().read_bytes() == before
 
 
+def test_rewards_by_level_stay_in_the_records(home):
+    metric = {"task": "arithmetic", "value": 0.5, "n": 100, "k": 1}
+    names = [
+        ("accuracy", "arithmetic"),
+        ("accuracy", "arithmetic/level1"),
+        ("reward", "arithmetic"),
+        ("reward@4", "arithmetic/level1"),
+    ]
+    metrics = [metric | {"metric": name, "benchmark": benchmark} for name, benchmark in names]
+    frame = table.rows([with_record(make(), metrics=metrics, commit="0123456789abcdef")])
+    assert [*zip(frame["metric"], frame["benchmark"], strict=True)] == names[:3]
+    assert set(frame["commit"]) == {"0123456789ab"}
+
+
 def test_an_empty_table_is_a_sentence(home):
     with pytest.raises(runs.RunError, match="No finished run"):
         table.write()

@@ -144,3 +144,20 @@ def test_metrics_and_weights_are_the_same_to_the_bit(environ, monkeypatch, tmp_p
     names = sorted(path.relative_to(cold) for path in cold.glob("model/**/*.safetensors"))
     assert names
     assert all((cold / name).read_bytes() == (forked / name).read_bytes() for name in names)
+
+
+def test_the_server_does_without_the_package_that_starts_the_gpu(tmp_path):
+    (tmp_path / "torchao").mkdir()
+    (tmp_path / "torchao" / "__init__.py").write_text("import os; open(os.environ['MARK'], 'w').close()")
+    (tmp_path / "torchao-0.18.0.dist-info").mkdir()
+    (tmp_path / "torchao-0.18.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchao\nVersion: 0.18.0\n"
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "MARK": str(tmp_path / "mark"),
+    }
+    code = "import os; from helpers import warm; warm.preload(); assert not os.path.exists(os.environ['MARK']); import torchao"
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    assert (tmp_path / "mark").exists()

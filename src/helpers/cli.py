@@ -42,11 +42,15 @@ def check() -> None:
 def run(
     stage: Annotated[str, typer.Argument(help="base, grpo, ptq, qat, eval, diagnose, pareto, speed")],
     param: Params = None,
+    processes: Annotated[int, typer.Option(help="For grpo and qat: train in so many, each on a GPU of its own.")] = 0,
 ) -> None:
     """Run one stage with parameters, or find it done."""
+    from helpers import processes as several
     from helpers import runs
     from helpers.execute import execute
 
+    if processes:
+        several.ask(processes, stage)
     outcome = execute(stage, _pairs(param))
     print(
         f"{outcome.run_id}: {'already done' if outcome.state == 'skipped' else 'done'}, in {runs.shown(outcome.path)}"
@@ -57,18 +61,22 @@ def run(
 
 @app.command()
 def study(
-    name: Annotated[str, typer.Argument(metavar="STUDY", help="A study's name, or its YAML file.")],
+    names: Annotated[list[str], typer.Argument(metavar="STUDY...", help="Names of studies, or their YAML files.")],
     jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and what it takes.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Every run, on tiny random models: does it work?")] = False,
     gpu_gib: Annotated[float, typer.Option(min=0, help="Memory of a GPU; 0: of the one here.")] = 0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only runs of such names, and what they need; may be repeated."),
+    ] = None,
 ) -> None:
-    """Run what is missing of a study."""
+    """Run what is missing of studies, one after another."""
     from helpers.schedule import run_study
 
     if gpu_gib == float("inf"):
         raise UserError("--gpu-gib inf is not allowed: give the memory of a GPU in GiB, or 0 for the one here.")
-    if not run_study(name, jobs, dry_run, smoke, gpu_gib):
+    if not all([run_study(name, jobs, dry_run, smoke, gpu_gib, only or ()) for name in names]):
         raise typer.Exit(1)
 
 

@@ -4,17 +4,18 @@ A model has N weights; c numbers a token go into its cache. Weights and arithmet
 but for an evaluation in bfloat16; low-bit layers are their codes. The largest parts, in bytes:
 
     sampling       weights + B (P + T) 4c                     B replies at once of T tokens to prompts of P
-    training       16 N (weight, gradient, two moments of AdamW), 4 more for a fake-quantized weight, 4 N for a second model (GRPO's
-                   start, the teacher), what a micro-batch keeps for its backward pass, with its logits, three times T V 4 a
-                   reply, and the rollout's cache, which stays meanwhile
-    adapters       the weights twice instead of 20 N; A and B are small
+    training       16 N (weight, gradient, two moments of AdamW), 4 more for a fake-quantized weight, 4 N for a second model (the
+                   teacher; GRPO's start, where its KL is measured), what a micro-batch keeps for its backward pass, with its
+                   logits, three times T V 4 a reply, and the rollout's cache, which stays meanwhile; with checkpointing each
+                   layer keeps its input, and one at a time all else
+    adapters       the weights alone instead of 16 N; A and B are small
     quantizing     weights + the squares of the widest layer's inputs + four times what a layer makes of all texts
 
 The caches of B replies are at most `CACHE` of a GPU's memory; the other replies wait. And their time on a machine that reads R
 bytes and computes F operations a second:
 
     a token        max((weights + cache) / R, 2 N B / F) for each of T tokens, batch after batch
-    training       6 N operations a token (4 N where only adapters learn), 2 N more for a teacher
+    training       6 N operations a token (4 N where only adapters learn), 2 N more for a teacher, and for checkpointing
     quantizing     two passes over the texts, and for GPTQ 2 C^3 + R C^2 a layer of R x C
 
 Assumed is one H200, of whose rates half is reached, replies as long as their limit or `LONGEST` tokens, prompts of `PROMPT`, and
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import runs
+from helpers import params, runs
 from helpers.errors import UserError
 from helpers.shapes import SHAPES, Shape, of_config
 from helpers.study import Job
@@ -52,8 +53,10 @@ TRAINED = 16  # bytes a weight
 CHUNK = 2**30  # bytes of the logits that distillation has at once, of which there are four
 CHANGES = (  # of parameters, that need less memory
     {"micro_batch": 1},
+    {"checkpointing": True},
+    {"checkpointing": True, "micro_batch": 1},
     *({"batch_size": n} for n in (64, 16, 4, 1)),
-    {"max_new_tokens": 1024, "micro_batch": 1},
+    {"max_new_tokens": 1024, "checkpointing": True, "micro_batch": 1},
     {"texts": 20},
     {"policy": "qlora", "micro_batch": 1},
 )
@@ -153,9 +156,10 @@ def sampling(
     return seconds, batch * (cache + 3 * shape.vocabulary * FLOAT)
 
 
-def backward(shape: Shape, texts: int, tokens: int, logits: bool) -> float:
+def backward(shape: Shape, texts: int, tokens: int, logits: bool, checkpointing: bool) -> float:
     """Bytes of a micro-batch beside the weights."""
-    return texts * FLOAT * ((PROMPT + tokens) * shape.kept + (3 * tokens * shape.vocabulary if logits else 0))
+    kept = shape.kept / shape.layers + shape.layers * shape.hidden if checkpointing else shape.kept
+    return texts * FLOAT * ((PROMPT + tokens) * kept + (3 * tokens * shape.vocabulary if logits else 0))
 
 
 def problems(given: Mapping[str, Any]) -> int:
@@ -178,11 +182,13 @@ def grpo(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tup
     adapted = policy in ("lora", "qlora")
     sampled = {"qlora": 4}.get(policy, FULL)  # a fake-quantized weight is float32
     seconds, cached = sampling(shape, sampled, gib, replies, replies, tokens)
-    seconds += replies * (PROMPT + tokens) * (4 if adapted else 6) * shape.read / COMPUTE[FLOAT]
-    own = 2 * weights(shape, sampled) if adapted else (TRAINED + FLOAT) * shape.parameters  # with the start's copy
+    passes = (4 if adapted else 6) + 2 * given["checkpointing"]
+    seconds += replies * (PROMPT + tokens) * passes * shape.read / COMPUTE[FLOAT]
+    own = weights(shape, sampled) if adapted else TRAINED * shape.parameters
+    own += weights(shape, sampled) if given["kl_every"] else 0  # the start's copy
     own += shape.linear * FLOAT if policy in ("qaft", "ptq_rollout") else 0
     looks = sampling(shape, FULL, gib, 2 * 205, 256, tokens)[0]  # the notebook's, before and after
-    return given["steps"] * seconds + looks, own + cached + backward(shape, micro, tokens, True)
+    return given["steps"] * seconds + looks, own + cached + backward(shape, micro, tokens, True, given["checkpointing"])
 
 
 def ptq(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
@@ -202,7 +208,8 @@ def ptq(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tupl
 def qat(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
     tokens, batch, taught = given["max_new_tokens"], given["batch_size"], given["objective"] == "kd"
     written = min(tokens, LONGEST)
-    seconds = given["steps"] * batch * (PROMPT + written) * (8 if taught else 6) * shape.read / COMPUTE[FLOAT]
+    passes = (8 if taught else 6) + 2 * given["checkpointing"]
+    seconds = given["steps"] * batch * (PROMPT + written) * passes * shape.read / COMPUTE[FLOAT]
     asked = {"teacher": (given["texts"], 256), "student": (given["steps"] * batch, batch)}
     cached = {"teacher": 0.0, "student": 0.0}  # a cache for each model
     looks = given["steps"] // given["watch_every"] + 2 if given["watch_every"] else 0
@@ -217,7 +224,7 @@ def qat(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tupl
         TRAINED + FLOAT
     ) * shape.parameters + shape.linear * FLOAT  # with the teacher, and W' of fake-quantized layers
     own += sum(cached.values()) + 4 * CHUNK
-    return seconds, own + backward(shape, given["micro_batch"] or batch, tokens, False)
+    return seconds, own + backward(shape, given["micro_batch"] or batch, tokens, False, given["checkpointing"])
 
 
 def base(given: Mapping[str, Any], shape: Shape, bits: float, gib: float) -> tuple[float, float]:
@@ -230,7 +237,9 @@ def what_fits(stage: str, given: Mapping[str, Any], own: Estimate, gib: float) -
     """What to do about a run that needs more than `gib`: the first of `CHANGES` with which it fits, else a larger GPU."""
     for changes in CHANGES:
         smaller = {**given, **{name: new for name, new in changes.items() if name in given}}
-        told = ", ".join(f"{name} = {smaller[name]}" for name in changes if given.get(name) != smaller.get(name))
+        told = ", ".join(
+            f"{name} = {params.text(smaller[name])}" for name in changes if given.get(name) != smaller.get(name)
+        )
         if told and (found := of_job(stage, smaller, own.start, gib)).gib <= gib:
             return f"{told} would fit ({found.gib:.0f} GiB)"
     return f"it takes a GPU of {own.gib:.0f} GiB or a smaller model"

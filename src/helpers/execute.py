@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from helpers import kernel, params, project, runs
+from helpers import kernel, params, processes, project, runs
 from helpers.errors import UserError
 from helpers.records import (
     Context,
@@ -77,6 +77,8 @@ def _run(context: Context, template: Path, out: TextIO) -> Path:
         raise Interrupted(f"{context.run_id} was interrupted: nothing was published.") from None
     except Exception as error:
         ename, evalue, cell, failure = _explain(error, context, failed / "run.ipynb")
+        if told := processes.failure(staging):
+            evalue, failure = told, FailedRun(f"{context.run_id} failed: {told}")
         details = {"run_id": context.run_id, "study": context.study, "name": context.name, "command": context.command}
         details |= {"ename": ename, "evalue": evalue, "cell": cell, "sentence": str(failure)}
         _keep(staging, failed, details)
@@ -96,6 +98,7 @@ def _papermill(context: Context, template: Path, staging: Path, out: TextIO) -> 
         "LOWBIT_RUNS": str(project.runs_dir()),
         "TMPDIR": str(folder),  # what a killed kernel leaves goes with the folder
         **settings(),
+        **processes.environment(context.stage),
     }
     try:
         papermill.execute_notebook(

@@ -18,7 +18,7 @@ from helpers.project import PACKAGE, template
 
 MACHINERY = {
     *("errors", "project", "params", "values", "records", "identity", "lookup", "staging", "runs", "kernel", "execute"),
-    *("warm", "study", "smoke", "estimate", "schedule", "checks", "cli"),
+    *("processes", "warm", "study", "smoke", "estimate", "schedule", "checks", "cli"),
     *("report.figures", "report.style"),  # the pictures beside a run; what report.pareto draws is a run's result
 }
 SINGLE = ("parent", "teacher")  # parameters that name one other run

@@ -29,7 +29,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from helpers import identity as ids
-from helpers import params, project
+from helpers import params, processes, project
 from helpers.lookup import RunRef, done, expand, find, known, load_parent, planned_id, shown
 from helpers.records import (
     Context,
@@ -183,6 +183,7 @@ def begin(stage: str, parameters: dict[str, Any]) -> Run:
             raise RunError(
                 f"The notebook began {stage} with other parameters than the runner gave to {context.run_id}."
             )
+        processes.start(Path(staging))
     else:
         ensure_space(project.runs_dir())
     with disk_errors(project.runs_dir()):

@@ -8,6 +8,7 @@ run nor be confused by what a killed predecessor left. Whether a run is there is
 Where more than a few runs are missing, their kernels are forked from one process that has imported the packages: `warm`.
 """
 
+import fnmatch
 import json
 import os
 import shutil
@@ -16,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,49 +33,77 @@ from helpers.smoke import distinct, prepare
 from helpers.study import Job, Study, StudyError, load, plan
 
 FAILED = "failed"
+CONTEXT_GIB = 0.7  # of a GPU's memory, that a process has before its first number
 FEW = 3  # missing runs that are not worth a server of kernels
 
 
-def run_study(name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0) -> bool:
+def run_study(
+    name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0, only: Sequence[str] = ()
+) -> bool:
     """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there.
 
-    Says first which runs are estimated not to fit a GPU of `gpu_gib` (0: the one that is here, if any). A dry run prints all runs
-    with their GPU hours and memory, and takes an H200 where there is no GPU.
+    With `only`, patterns of names such as `*-s-seed0`, that of these runs and of those that they are made from. Says first which
+    runs are estimated not to fit a GPU of `gpu_gib` (0: the one that is here, if any). A dry run prints all runs with their GPU
+    hours and memory, and takes an H200 where there is no GPU.
     """
     if dry_run:  # a smoke variant's models and data are gone again afterwards
         with tempfile.TemporaryDirectory() as spare:
-            study, planned, missing, _ = _planned(name, Path(spare) if smoke else None)
-            _tell(study, planned, missing, gpu_gib)
+            study, planned, _ = _planned(name, Path(spare) if smoke else None)
+            _tell(study, _wanted(study, planned, only), gpu_gib)
         return True
-    study, planned, missing, env = _planned(name, project.runs_dir() / ".smoke" if smoke else None)
-    if missing and (gib := gpu_gib or estimate.gpu_gib()):  # they are tried all the same: an estimate is not a limit
+    study, planned, env = _planned(name, project.runs_dir() / ".smoke" if smoke else None)
+    wanted = _wanted(study, planned, only)
+    missing = _missing(wanted)
+    gib = gpu_gib or estimate.gpu_gib()
+    if missing and gib:  # they are tried all the same: an estimate is not a limit
         print("".join(_too_large(missing, estimate.of_study(planned, gib), gib)), end="", flush=True)
     folder = project.runs_dir() / study.name
     ensure_space(folder)
     with disk_errors(folder), _only_one(study):
-        jobs_data = [{**asdict(job), "path": str(job.path), "page": study.has_page(job.name)} for job in planned]
+        ahead = _ahead(planned, gib or estimate.GPU_GIB)
+        jobs_data = [
+            {**asdict(job), "path": str(job.path), "page": study.has_page(job.name), **ahead[job.name]}
+            for job in planned
+        ]
         write_json(folder / "plan.json", {"study": study.name, "title": study.title, "jobs": jobs_data})
         began = time.perf_counter()
         status = folder / "logs"
-        for job in planned:
+        for job in wanted:
             (status / f"{job.name}.json").unlink(missing_ok=True)
-        log = _snakemake(study, planned, missing, jobs, env) if missing else None
-        return _summary(study, planned, missing, status, time.perf_counter() - began, log)
+        log = _snakemake(study, planned, missing, jobs, env, gib) if missing else None
+        return _summary(study, wanted, missing, status, time.perf_counter() - began, log)
 
 
-def _planned(name: str, smoke: Path | None) -> tuple[Study, list[Job], list[Job], dict[str, str]]:
-    """A study, its jobs, the missing ones, and the environment of its runs; its smoke variant where that has a folder."""
+def _planned(name: str, smoke: Path | None) -> tuple[Study, list[Job], dict[str, str]]:
+    """A study, its jobs, and the environment of its runs; its smoke variant where that has a folder."""
     study, env = load(name), {}
     if smoke:
         study, data = prepare(study, smoke)
         env = {"LOWBIT_DATA": str(data)}
-    planned = distinct(plan(study)) if smoke else plan(study)
-    return study, planned, [job for job in planned if runs.done(job.run_id) is None], env
+    return study, distinct(plan(study)) if smoke else plan(study), env
 
 
-def _tell(study: Study, planned: list[Job], missing: list[Job], gib: float) -> None:
+def _missing(jobs: list[Job]) -> list[Job]:
+    return [job for job in jobs if runs.done(job.run_id) is None]
+
+
+def _wanted(study: Study, planned: list[Job], only: Sequence[str]) -> list[Job]:
+    """The jobs whose names match one of `only`, and those that they are made from; all of them without `only`."""
+    names = {job.name: job for job in planned}
+    wanted: set[str] = set()
+    for pattern in only:
+        if not (waiting := fnmatch.filter(names, pattern)):
+            raise StudyError(f"Study {study.name} has no run called {pattern}.")
+        while waiting:
+            if (name := waiting.pop()) not in wanted:
+                wanted.add(name)
+                waiting += names[name].parents
+    return [job for job in planned if job.name in wanted or not only]
+
+
+def _tell(study: Study, planned: list[Job], gib: float) -> None:
     """Print the plan: each run with its estimate (`!`: more than a GPU has), totals by stage, and what to do about the `!`."""
-    gib = gib or estimate.gpu_gib() or estimate.GPU_GIB
+    gib, missing = gib or estimate.gpu_gib() or estimate.GPU_GIB, _missing(planned)
     needs = estimate.of_study(planned, gib)
     wide = max(len(job.name) for job in planned)
     for job in planned:
@@ -97,6 +127,25 @@ def _too_large(missing: list[Job], needs: dict[str, estimate.Estimate | None], g
         if (own := needs[job.name]) and own.gib > gib:
             advice = estimate.what_fits(job.stage, job.parameters, own, gib)
             yield f"  {job.name} needs {own.gib:.0f} GiB, and a GPU has {gib:.0f}: {advice}.\n"
+
+
+def _ahead(planned: list[Job], gib: float) -> dict[str, dict[str, int]]:
+    """For each job, what Snakemake chooses by: `chain_s`, the seconds of the longest chain that begins with it, since the last
+    runs of a study wait for the longest one; and `gpu_mib`, the memory it takes. Both by estimate, for a GPU of `gib`.
+    """
+    needs = estimate.of_study(planned, gib)
+    children: dict[str, list[str]] = {job.name: [] for job in planned}
+    for job in planned:
+        for parent in set(job.parents):
+            children[parent].append(job.name)
+
+    @cache
+    def chain(name: str) -> float:
+        own = needs[name].hours * 3600 if needs[name] else estimate.START
+        return own + max(map(chain, children[name]), default=0)
+
+    held = {name: (own.gib if own else 0) + CONTEXT_GIB for name, own in needs.items()}
+    return {name: {"chain_s": round(chain(name)), "gpu_mib": round(1024 * held[name])} for name in held}
 
 
 def run_job(plan_file: Path, name: str) -> None:
@@ -137,8 +186,13 @@ def _only_one(study: Study) -> Iterator[None]:
         raise StudyError(f"The study {study.name} is being run by another process: wait for it, or stop it.") from None
 
 
-def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int, more: dict[str, str]) -> Path:
-    """Run the missing jobs, with `more` in their environment; gives Snakemake's own log. The caller holds the study's lock."""
+def _snakemake(
+    study: Study, planned: list[Job], missing: list[Job], jobs: int, more: dict[str, str], gib: float | None
+) -> Path:
+    """Run the missing jobs, with `more` in their environment, side by side as far as they fit a GPU of `gib` together.
+
+    Gives Snakemake's own log. The caller holds the study's lock.
+    """
     folder = project.runs_dir() / study.name
     shutil.rmtree(folder / ".work", ignore_errors=True)
     for job in planned:
@@ -152,11 +206,13 @@ def _snakemake(study: Study, planned: list[Job], missing: list[Job], jobs: int, 
         *(sys.executable, "-m", "snakemake"),
         *("--snakefile", str(workflow / "Snakefile"), "--workflow-profile", str(workflow / "profiles" / "local")),
         *("--directory", str(folder / ".work"), "--cores", str(jobs)),
+        *(("--resources", f"gpu_mib={int(1024 * gib)}") if gib else ()),
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
     env = {**os.environ, **more, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
     env |= {"LOWBIT_PLAN": str(folder / "plan.json"), "LOWBIT_PYTHON": sys.executable}
+    env |= {"LOWBIT_GPU_MIB": str(int(1024 * gib))} if gib else {}
     env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
     with log.open("w") as out, warm.server(env | settings(), out) if len(missing) > FEW else nullcontext(env) as env:
         process = subprocess.Popen(  # a session of its own, so that Ctrl-C reaches the jobs once, through us

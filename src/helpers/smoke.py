@@ -11,10 +11,11 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.study import Job, Study, variant
+from helpers.identity import SINGLE
+from helpers.study import Job, Study, StudyError, variant
 
 ROWS = {"train": 240, "test": 3}  # problems of a set; one of twenty of a training set is for calibration
-ARCHITECTURES = {"smollm": "llama"}  # part of a model's name -> its kind; else Qwen3
+ARCHITECTURES = {"smollm": "llama", "r1-distill-qwen": "qwen2"}  # part of a model's name -> its kind; else Qwen3
 
 
 def prepare(study: Study, folder: Path) -> tuple[Study, Path]:
@@ -56,7 +57,16 @@ def write_data(folder: Path) -> None:
 
 
 def distinct(jobs: list[Job]) -> list[Job]:
-    """The first job of each run id, whose parents are first ones too."""
+    """The first job of each run id, whose parents are first ones too.
+
+    Errors: `StudyError` for a job that starts from a model of a hub, which is one that `models` does not name.
+    """
+    for job in jobs:
+        for ref in filter(None, map(job.parameters.get, SINGLE)):
+            if "/" in ref and not Path(ref).exists():
+                raise StudyError(
+                    f"Run {job.name} starts from {ref}, which a smoke variant does not replace: name it under `models`."
+                )
     first: dict[str, Job] = {}
     for job in jobs:
         first.setdefault(job.run_id, job)

@@ -123,7 +123,11 @@ def load(study: str | Path) -> Study:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise StudyError(f"{path.name} is not a study: {where}: {first['msg']}.") from None
+        told = first["msg"]
+        if first["type"] == "extra_forbidden":  # loc: runs, number, key; or key
+            known = (Entry if len(first["loc"]) > 1 else Study).model_fields
+            told = f"that key is unknown{project.did_you_mean(str(first['loc'][-1]), known)} choose one of {', '.join(known)}"
+        raise StudyError(f"{path.name} is not a study: {where}: {told}.") from None
     if not NAME.fullmatch(found.name) or found.name in RESERVED:
         raise StudyError(
             f"{path.name}: the name {found.name!r} is not allowed: use letters, digits, . _ -, and not local."

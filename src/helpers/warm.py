@@ -11,7 +11,8 @@ The fork takes over all of what was sent and imports this project's modules itse
 ends with its stand-in, and with the server. Whatever goes wrong before the fork is there, the stand-in becomes the kernel.
 
 A fork cannot use a GPU that its parent has used, so the server never does. bitsandbytes asks the GPU for its capability
-when it is imported: a fork of the server asks in its place, and another tries whether it can compute.
+when it is imported: a fork of the server asks in its place, and another tries whether it can compute. torchao, which
+transformers imports where it is installed, starts the GPU: the server does without, and its forks import it themselves.
 """
 
 import gc
@@ -126,7 +127,9 @@ def preload() -> None:
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # as ipykernel sets it
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # is_available() must not start CUDA
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # a fork is safe beside Arrow's one thread
+    sys.modules["torchao"] = None  # "not installed", for transformers
     _load(PACKAGES)
+    del sys.modules["torchao"]
     import torch
 
     if not torch.cuda.is_available():

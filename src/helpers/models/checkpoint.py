@@ -6,6 +6,7 @@ adapter is kept as both, and loaded so. Of layers that were trained on a grid, t
 that the codes were rounded from: training goes on from them, and nothing else needs them.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,19 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     for weight, kind in zip(weights, kinds, strict=True):
         weight.data = weight.data.to(kind)
     tokenizer.save_pretrained(folder)
+    for file in folder.rglob("*.safetensors"):  # the library makes them for their owner alone
+        file.chmod(0o666 & ~umask())
     (folder / "README.md").write_text(
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n{card}\n"
     )
     return folder
+
+
+def umask() -> int:
+    """The bits of a mode that this process does not give to the files it makes."""
+    mask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(mask)
+    return mask
 
 
 def count_parameters(model: PreTrainedModel) -> int:

@@ -11,6 +11,8 @@ import huggingface_hub
 import torch
 import transformers
 
+from helpers import processes
+
 
 def device() -> torch.device:
     """The GPU where there is one, else the CPU."""
@@ -18,8 +20,9 @@ def device() -> torch.device:
 
 
 def device_name() -> str:
-    """What the device is called in a result: `cpu` or the GPU's own name."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    """What the device is called in a result: `cpu` or the GPU's own name; `2 x ...` of a run in two processes."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return name if processes.count() == 1 else f"{processes.count()} x {name}"
 
 
 def cores() -> int:

@@ -1,9 +1,10 @@
 """Tiny random models with the form of real ones: what a study's smoke variant runs on, and tests that want a real tokenizer.
 
-The architecture is the real one (Qwen3, Qwen2 with its biases, Llama) at a width of 64; the tokenizer is of Qwen's kind: byte-level
-BPE, trained on a few lines, digits one by one, `<|im_start|>` and `<|im_end|>` around each turn, two tokens that end a reply,
-`<think>` an ordinary token, and a chat template with `enable_thinking`. Weights are random, with one change: all embeddings share a
-direction, and that of `<|im_end|>` goes further along it, so that a reply ends about every ten tokens and not every 400.
+The architecture is the real one (Qwen3, Qwen2 with its biases and a head of its own, Llama) at a width of 64; the tokenizer is of
+Qwen's kind: byte-level BPE, trained on a few lines, digits one by one, `<|im_start|>` and `<|im_end|>` around each turn, two
+tokens that end a reply, `<think>` an ordinary token, and a chat template with `enable_thinking`. Weights are random, with one
+change: all embeddings share a direction, and that of `<|im_end|>` goes further along it, so that a reply ends about every ten
+tokens and not every 400.
 """
 
 from pathlib import Path
@@ -75,13 +76,16 @@ def build(kind: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     model = architecture(
         config(
             vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, intermediate_size=128, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, max_position_embeddings=POSITIONS, tie_word_embeddings=True, use_cache=True,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=POSITIONS, tie_word_embeddings=kind != "qwen2",
+            use_cache=True,
             pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
         )
     )  # fmt: skip
     embeddings = model.get_input_embeddings().weight.data
     embeddings += 0.025
     embeddings[tokenizer.eos_token_id] += 0.07
+    if not model.config.tie_word_embeddings:
+        model.get_output_embeddings().weight.data.copy_(embeddings)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # zeros, so far
             parameter.data.normal_(std=0.02)

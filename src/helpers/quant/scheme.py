@@ -98,10 +98,10 @@ class Scheme:
 def bitsandbytes(bits: int, targets: str = "all", double: bool = False) -> Scheme:
     """The format of bitsandbytes that has `bits` bits.
 
-    Errors: `SchemeError` where there is none.
+    Errors: `SchemeError` where there is none, and for `double` quantization of what has no scales of blocks.
     """
     numbers = {4: "nf4", 8: "int8"}
     if bits not in numbers:
         raise SchemeError(f"bits = {bits}: bitsandbytes has 4 (NF4) and 8 (LLM.int8).")
     granularity = "group" if bits == 4 else "channel"  # NF4's blocks are of 64 weights
-    return Scheme(bits, granularity, 64, True, targets, numbers[bits], double and bits == 4)
+    return Scheme(bits, granularity, 64, True, targets, numbers[bits], double)

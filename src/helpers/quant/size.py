@@ -55,7 +55,8 @@ def planned(model: PreTrainedModel, scheme: Scheme | None = None) -> Memory:
     if kind == BITSANDBYTES:
         kept = own.get("llm_int8_skip_modules")
         layers = {name: m for name, m in linear_layers(model).items() if should_convert_module(name, kept)}
-        its_own = bitsandbytes(8 if own.get("load_in_8bit") else 4, double=bool(own.get("bnb_4bit_use_double_quant")))
+        eight, double = bool(own.get("load_in_8bit")), bool(own.get("bnb_4bit_use_double_quant"))
+        its_own = bitsandbytes(8 if eight else 4, double=double and not eight)  # others' files may say both
         return measure(model, _parts(layers, its_own)).model_copy(update={"packed": True})
     if scheme is None:
         return measure(model)

@@ -1,7 +1,10 @@
 """The papers' own figures, as rows of results.csv with `source` = paper: they stand beside ours and no run made them.
 
 Figures come from abstracts and published summaries. Paper 1 reports a mean reward over five benchmarks (1.0 for a correct answer,
-0.1 for a box, so at most 1.1) of one seed; paper 2 percent correct, of three. No interval was published for either.
+0.1 for a box, so at most 1.1) of one seed, which an evaluation on `papers` has as `macro reward`
+(whether theirs averages benchmarks or problems was not found); its QLoRA is the adapter on the
+NF4 base, neither merged nor quantized again. Paper 2 reports percent correct, of three seeds, which are our three samples, avg@3;
+its averages are over benchmarks that are not all here. No interval was published for either.
 """
 
 import pandas as pd
@@ -52,7 +55,7 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
 def rows(columns: pd.Index) -> pd.DataFrame:
     """One row a figure, under the names that ours have in `columns`; what was not published is empty."""
     found = [
-        row(PAPER_1, model, *how, "papers", "reward", figure, 1)
+        row(PAPER_1, model, *how, "papers", "macro reward", figure, 1)
         for how, figures in REWARDS.items()
         for model, figure in zip(SIZES, figures, strict=True)
     ]

@@ -1,7 +1,8 @@
 """The results table: one row a metric, from the runs that the studies' plans name and from all lone runs.
 
 The order is that of studies by name, runs by plan (lone runs by id) and metrics as recorded, so equal runs give equal
-files.
+files. The table leaves out what would make it large and nobody looks up in it: rewards by level, which follow from
+accuracy and boxes, and the end of a commit's hash. They are in each run's result.json.
 """
 
 import json
@@ -19,6 +20,7 @@ COLUMNS = [
     *("memory_bytes", "packed", "source", "task", "benchmark", "metric", "value", "ci_low", "ci_high", "n", "k"),
     *("seed", "reply_tokens", "wall_s", "commit", "command", "recipe", "name"),
 ]
+COMMIT = 12  # digits of its hash
 INTEGERS = ["params", "bits", "group_size", "memory_bytes", "n", "k", "seed"]
 
 
@@ -35,6 +37,8 @@ def _rows(result: Result) -> Iterator[dict]:
     if result.stage == "speed":  # a time is no score; these rows are speed.json
         return
     for metric in result.metrics:
+        if metric.metric.startswith("reward") and "/" in metric.benchmark:
+            continue
         yield {
             "study": result.study,
             "run_id": result.run_id,
@@ -49,7 +53,7 @@ def _rows(result: Result) -> Iterator[dict]:
             **metric.model_dump(exclude={"detail"}),
             "seed": result.seed,
             "wall_s": result.timings.get("wall_s"),
-            "commit": result.commit,
+            "commit": result.commit[:COMMIT],
             "command": result.command,
             "recipe": model.get("recipe"),  # the steps from the base model on, which the Pareto figure groups by
             "name": result.name,

@@ -133,8 +133,14 @@ def _problem(name: str, row: Mapping[str, Any]) -> Problem | None:
     meta = row.get("meta") or {}
     if name == "math_l3to5" and (meta.get("split") == "test" or meta.get("all_boxed")):
         return None
-    level, solution = int(row.get("level") or 0), row.get("solution") or ""
-    return Problem(row["id"], row["problem"], row["answer"], level, SETS[name].grading, name, solution)
+    solution = row.get("solution") or ""
+    return Problem(row["id"], row["problem"], row["answer"], _level(row), SETS[name].grading, name, solution)
+
+
+def _level(row: Mapping[str, Any]) -> int:
+    """3 for 3, 3.0, "3" and "Level 3"; 0 where a row says none."""
+    number = re.search(r"\d+", str(row.get("level") or ""))
+    return int(number[0]) if number else 0
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -157,6 +163,8 @@ def _from_folder(name: str, folder: Path) -> list[dict[str, Any]]:
             raise TaskError(f"{path}, line {number} is not JSON.") from None
         if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "problem", "answer")):
             raise TaskError(f"{path}, line {number} lacks id, problem or answer as a string.")
+        if not isinstance(row.get("solution") or "", str) or not isinstance(row.get("meta") or {}, dict):
+            raise TaskError(f"{path}, line {number} has a solution that is no string, or a meta that is no object.")
         rows.append(row)
     return rows
 
@@ -177,6 +185,8 @@ def _from_hub(name: str) -> list[dict[str, Any]]:
         return [row for i, found in enumerate(data) if (row := _mapped(name, one, i, found))]
     except KeyError as error:
         raise TaskError(f"{one.repository} has no field {error}, which {name} is read from.") from None
+    except (TypeError, AttributeError, IndexError) as error:
+        raise TaskError(f"{one.repository} has rows of another form than {name} is read from ({error}).") from None
 
 
 def _mapped(name: str, one: Set, index: int, found: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -191,7 +201,7 @@ def _mapped(name: str, one: Set, index: int, found: Mapping[str, Any]) -> dict[s
     answer = str(answer)
     if name.startswith("gsm8k"):
         answer = answer.rpartition("####")[2].strip().replace(",", "")
-    level = int(re.sub(r"\D", "", str(found.get("level") or "")) or 0)
+    level = _level(found)
     meta: dict[str, Any] = {}
     if name == "math_l3to5":
         boxes = set(re.findall(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", solution or ""))

@@ -18,7 +18,6 @@ nothing behind, and the same command starts it again from the beginning; the sam
 
 import copy
 import math
-import os
 import signal
 import tempfile
 import threading
@@ -36,6 +35,8 @@ from helpers.grading import reward as paper_reward
 from helpers.models import adapters
 from helpers.quant import fake
 from helpers.tasks import Problem, messages
+from helpers.training import checkpointing as activations
+from helpers.training import parallel
 from helpers.training.rollout import Trainer
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
@@ -71,16 +72,18 @@ def settings(
 ) -> GRPOConfig:
     """TRL's configuration for one rollout and one update a step.
 
-    `micro_batch` replies go through a backward pass (0: all at once); `dropout` leaves the model's as it is, else there is none.
+    `micro_batch` replies go through a backward pass (0: all that a process has); `dropout` leaves the model's as it is, else there
+    is none.
     """
-    replies = prompts_per_step * group_size
+    replies = parallel.share("prompts_per_step * group_size", prompts_per_step * group_size)
     micro_batch = micro_batch or replies
     if replies % micro_batch:
         raise TrainingError(f"micro_batch = {micro_batch} does not divide the {replies} replies of a step.")
     on_gpu = torch.cuda.is_available()
     return GRPOConfig(
         output_dir=folder, seed=seed, use_cpu=not on_gpu, bf16=False, fp16=False, report_to=[], disable_tqdm=True,
-        save_strategy="no", logging_steps=1, gradient_checkpointing=False, dataloader_pin_memory=False,
+        save_strategy="no", logging_steps=1, dataloader_pin_memory=False,
+        gradient_checkpointing=False, gradient_checkpointing_kwargs=activations.HOW,
         # one epoch of paper 1: linear decay, one warm-up step, gradient norm 1
         max_steps=steps, learning_rate=lr, lr_scheduler_type="linear", warmup_steps=1, max_grad_norm=1.0, weight_decay=0.0,
         per_device_train_batch_size=micro_batch, gradient_accumulation_steps=replies // micro_batch, num_generations=group_size,
@@ -106,6 +109,7 @@ def train(
     temperature: float = 1.0,
     max_new_tokens: int = 96,
     micro_batch: int = 0,
+    checkpointing: bool = False,
     kl_every: int = 10,
     seed: int = 0,
     truncate: float = 0.0,
@@ -120,7 +124,8 @@ def train(
     fake-quantized, the share of codes that the step changed, and that differ from when quantization began. Every `kl_every` steps
     `kl`: KL(policy || start) in nats a reply token, exact over the vocabulary, on replies of that step.
 
-    Each step draws `prompts_per_step` problems, none twice as long as `problems` holds `steps * prompts_per_step` of them.
+    Each step draws `prompts_per_step` problems, none twice as long as `problems` holds `steps * prompts_per_step` of them. They
+    are shared among the processes of the run (`parallel`), whose rewards are compared in whole groups; `kl` is of the first one's.
     `before_step` is called with the number of each step, from 1. Grading and rewarding a rollout may take `reward_seconds`.
 
     Errors: `TrainingError` for an unknown loss, a group of one, a reward that fails or takes too long, or a gradient that is no
@@ -130,11 +135,6 @@ def train(
         raise TrainingError(f"loss = {loss!r} is unknown: choose one of {', '.join(SCALE_REWARDS)}.")
     if group_size < 2:
         raise TrainingError(f"group_size = {group_size} has nothing to compare: a group needs at least 2 replies.")
-    if torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ:
-        raise TrainingError(
-            f"{torch.cuda.device_count()} GPUs are visible and this run uses one: set CUDA_VISIBLE_DEVICES=0."
-        )
-    start = copy.deepcopy(model).eval().requires_grad_(False)
     rollout: dict[str, list] = {}
     history: list[dict[str, float]] = []
 
@@ -168,6 +168,8 @@ def train(
                     "codes_moved": fake.differing(now, self.began),
                 }
                 self.before = now
+            if not parallel.first():
+                return
             if kl_every and (state.global_step % kl_every == 0 or state.global_step in (1, steps)):
                 row["kl"] = kl_to_start(model, start, tokenizer, rollout["prompts"], rollout["completion_ids"])
             history.append(row)
@@ -176,7 +178,8 @@ def train(
     rows = [{"prompt": messages(p), "gold": p.gold, "grading": p.grading} for p in problems]
     trained = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
     dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
-    with tempfile.TemporaryDirectory() as folder:
+    with parallel.session(model, rows) as rows, tempfile.TemporaryDirectory() as folder:
+        start = copy.deepcopy(model).eval().requires_grad_(False) if kl_every else None
         config = settings(
             loss,
             steps,
@@ -207,7 +210,8 @@ def train(
             ) in model.named_parameters():  # TRL rounds adapters of 4-bit models to bfloat16, no others
                 if name in trained:
                     parameter.data = trained[name]
-            trainer.train()
+            with activations.checkpointing(model, checkpointing):
+                trainer.train()
         finally:
             # TRL leaves a `forward` on the model that is bound to these very weights: a copy would go on computing with them.
             adapters.base_of(model).__dict__.pop("forward", None)

@@ -23,10 +23,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from helpers.errors import UserError
-from helpers.models import adapters
+from helpers.models import adapters, lowbit
 from helpers.quant import Scheme, bitsandbytes, fake, linear_layers, quantize
+from helpers.quant.layers import is_low_bit
 
 POLICIES = ("full", "qaft", "ptq_rollout", "lora", "qlora")
+AFTERWARDS = {  # what becomes of a parent's low-bit layers
+    "full": "trained and saved in full precision",
+    "qaft": "rounded to {} anew",
+    "ptq_rollout": "rounded to {} anew",
+    "lora": "adapted in full precision",
+    "qlora": "rounded to {} anew",
+}
 QUANTIZED = {"qaft": "everywhere", "ptq_rollout": "rollouts"}  # forwards that fake quantization is for
 
 
@@ -65,7 +73,10 @@ def apply(
     targets: str = "all",
     latents: Mapping[str, torch.Tensor] | None = None,
 ) -> nn.Module:
-    """`model`, made ready in place to be trained by `policy`; what it has of low-bit layers and adapters is made plain first.
+    """`model`, made ready in place to be trained by `policy`; adapters are merged first, and low-bit layers made plain.
+
+    A packed layer on a grid of the scheme keeps that grid, unless `grids` is `step`; where other low-bit layers become plain, a
+    line is printed that says so.
 
     `scheme`: for `qaft` and `ptq_rollout` a uniform one (with its own targets), for `qlora` `nf4` or `nf4-dq`. `grids` and `masked`
     are those of `quant.fake`, and `latents` too: what the codes of a packed model were rounded from. `rank`, `alpha`, `dropout`
@@ -76,12 +87,18 @@ def apply(
     """
     scheme = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
     refuse(policy, scheme, rank, dropout)
+    quantized, packed = sum(map(is_low_bit, model.modules())), lowbit.low_bit_layers(model)
     model = adapters.merge(model)
     if policy in QUANTIZED:
         fake.insert(model, scheme, grids, masked, latents)
+        quantized -= len(kept(packed, fake.layers(model)))
+    else:
+        fake.restore(model)
+    if quantized:
+        print(f"{quantized} low-bit layers of the parent are made plain, and {AFTERWARDS[policy].format(scheme)}.")
+    if policy in QUANTIZED:
         fake.switch(model, QUANTIZED[policy])
         return model
-    fake.restore(model)
     if policy == "full":
         return model
     names = sorted({name.rpartition(".")[2] for name in linear_layers(model, targets)})
@@ -93,6 +110,18 @@ def apply(
 
     kind = {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": names}
     return get_peft_model(model, LoraConfig(**kind, task_type="CAUSAL_LM"))
+
+
+def kept(packed: Mapping[str, lowbit.LowBitLinear], layers: Mapping[str, fake.FakeQuantLinear]) -> list[str]:
+    """The layers whose grids are those that they were packed on."""
+    return [
+        name
+        for name, layer in layers.items()
+        if name in packed
+        and layer.grids != "step"
+        and fake.same_grids(packed[name], layer)
+        and torch.equal(packed[name].unpacked()[1], layer.scale)
+    ]
 
 
 def refuse(policy: str, scheme: Scheme | None, rank: int = 1, dropout: float = 0.0) -> None:

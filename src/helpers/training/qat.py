@@ -34,7 +34,9 @@ from helpers.quant import fake
 from helpers.sampling import prompt_ids
 from helpers.sampling.traces import Document, replies_of
 from helpers.tasks import Problem
+from helpers.training import checkpointing as activations
 from helpers.training import objective as objectives
+from helpers.training import parallel
 from helpers.training.pretrain import IGNORED, WIDTH, pack
 
 OBJECTIVES = ("sft", "kd")
@@ -58,6 +60,7 @@ def train(
     steps: int = 200,
     batch_size: int = 64,
     micro_batch: int = 0,
+    checkpointing: bool = False,
     lr: float = 5e-4,
     schedule: str = "cosine",
     warmup: float = 0.05,
@@ -73,20 +76,20 @@ def train(
 
     `codes_moved`: the share of codes that are not where they began. Every `measure_every` steps, before the first and after the
     last, what `measure` gives. `texts` are documents, gone through again and again in random order; or problems, which the
-    student answers itself (on-policy, up to `max_new_tokens`). A step reads `batch_size` texts, `micro_batch` at a time (0:
-    all); `warmup` is a share of the steps. Every `save_every` steps the state of training goes to `checkpoints`, from where the
-    next call goes on.
+    student answers itself (on-policy, up to `max_new_tokens`). A step reads `batch_size` texts, shared among the processes of the
+    run (`parallel`), `micro_batch` at a time in each (0: all); with `checkpointing` layers are computed again in the backward
+    pass, which keeps less; `warmup` is a share of the steps. Every `save_every` steps the state of training goes to `checkpoints`,
+    from where the next call goes on.
 
     Errors: `QatError` for an unknown objective or schedule, a teacher that is missing, is quantized or has another vocabulary,
     a text without a prompt or a reply or longer than the model's positions, and a loss or gradient that is no longer finite.
     """
     refuse(model, tokenizer, texts, teacher, objective, schedule, batch_size, micro_batch, max_new_tokens)
     history: list[dict[str, float]] = []
-    began = fake.codes(model)
 
     class Recorder(TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
-            if measure_every and state.global_step == 0:
+            if measure_every and state.global_step == 0 and parallel.first():
                 add({"step": 0} | measured(model, measure))
 
         def on_log(self, args, state, control, logs=None, **_):
@@ -96,6 +99,8 @@ def train(
             row |= {"grad_norm": float(logs["grad_norm"]), "tokens": trainer.tokens}
             if not np.isfinite([row["loss"], row["grad_norm"]]).all():
                 raise QatError(f"the loss or its gradient is not finite at step {row['step']}: lower lr = {lr}.")
+            if not parallel.first():
+                return
             if began and (state.global_step % 10 == 0 or state.global_step == steps):
                 row["codes_moved"] = fake.differing(fake.codes(model), began)
             if measure_every and (state.global_step % measure_every == 0 or state.global_step == steps):
@@ -103,6 +108,8 @@ def train(
             add(row)
 
         def on_save(self, args, state, control, **_):
+            if not parallel.first():
+                return
             rows = Path(args.output_dir) / f"checkpoint-{state.global_step}" / ROWS
             torch.save({"history": history, "codes": began}, rows.with_suffix(".part"))
             rows.with_suffix(".part").rename(rows)
@@ -112,34 +119,38 @@ def train(
         log(**row)
 
     folder = str(checkpoints or "unused")
-    micro_batch = micro_batch or batch_size
-    trainer = _Trainer(
-        model,
-        TrainingArguments(
-            output_dir=folder, seed=seed, data_seed=seed, use_cpu=not torch.cuda.is_available(), report_to=[], disable_tqdm=True,
-            max_steps=steps, learning_rate=lr, lr_scheduler_type=SCHEDULES[schedule], warmup_steps=round(warmup * steps),
-            weight_decay=0.0, max_grad_norm=1.0, per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=batch_size // micro_batch, logging_steps=1, logging_nan_inf_filter=False,
-            save_strategy="steps" if save_every and checkpoints else "no", save_steps=save_every or 500, save_total_limit=2,
-            remove_unused_columns=False, dataloader_pin_memory=False, optim="adamw_torch",
-        ),
-        tokenizer=tokenizer, texts=list(texts), teacher=teacher, objective=objective, reverse=reverse,
-        temperature=temperature, max_new_tokens=max_new_tokens, callbacks=[Recorder()],
-    )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    last = last_checkpoint(checkpoints) if checkpoints else None
-    if last:
-        kept = torch.load(last / ROWS, weights_only=True)
-        history, began = kept["history"], kept["codes"]
-        for row in history:
-            log(**row)
-    try:
-        if last and step_of(last) == steps:  # transformers would take one step more
-            trainer._load_from_checkpoint(str(last))
-        else:
-            trainer.train(resume_from_checkpoint=str(last) if last else None)
-    finally:
-        model.eval()
+    own = parallel.share("batch_size", batch_size)
+    micro_batch = micro_batch or own
+    with parallel.session(model, list(texts)) as texts:
+        began = fake.codes(model)
+        trainer = _Trainer(
+            model,
+            TrainingArguments(
+                output_dir=folder, seed=seed, data_seed=seed, use_cpu=not torch.cuda.is_available(), report_to=[],
+                disable_tqdm=True, max_steps=steps, learning_rate=lr, lr_scheduler_type=SCHEDULES[schedule],
+                warmup_steps=round(warmup * steps), weight_decay=0.0, max_grad_norm=1.0, per_device_train_batch_size=micro_batch,
+                gradient_accumulation_steps=own // micro_batch, logging_steps=1, logging_nan_inf_filter=False,
+                save_strategy="steps" if save_every and checkpoints else "no", save_steps=save_every or 500, save_total_limit=2,
+                remove_unused_columns=False, dataloader_pin_memory=False, optim="adamw_torch",
+            ),
+            tokenizer=tokenizer, texts=texts, teacher=teacher, objective=objective, reverse=reverse,
+            temperature=temperature, max_new_tokens=max_new_tokens, callbacks=[Recorder()],
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        last = last_checkpoint(checkpoints) if checkpoints else None
+        if last and parallel.first():
+            kept = torch.load(last / ROWS, weights_only=True)
+            history, began = kept["history"], kept["codes"]
+            for row in history:
+                log(**row)
+        try:
+            if last and step_of(last) == steps:  # transformers would take one step more
+                trainer._load_from_checkpoint(str(last))
+            else:
+                with activations.checkpointing(model, checkpointing):
+                    trainer.train(resume_from_checkpoint=str(last) if last else None)
+        finally:
+            model.eval()
     return history
 
 
@@ -152,7 +163,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-class _Trainer(Trainer):
+class _Trainer(parallel.Shared, Trainer):
     """transformers' Trainer, told how a batch is made of texts and what its loss is."""
 
     def __init__(
@@ -162,7 +173,7 @@ class _Trainer(Trainer):
         self.model_accepts_loss_kwargs = True  # the loss is divided by the tokens of all micro-batches of a step
         self.tokenizer, self.teacher, self.max_new_tokens = tokenizer, teacher, max_new_tokens
         self.objective, self.reverse, self.temperature = objective, reverse, temperature
-        self.tokens = 0  # reply tokens of the step
+        self.tokens = 0  # reply tokens of the step, of all processes
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The micro-batches of a step, and how many reply tokens they have together."""
@@ -176,14 +187,16 @@ class _Trainer(Trainer):
             documents = [(np.asarray(ids), head) for ids, head in texts]
             batch = pack(documents, self.tokenizer.pad_token_id, max(longest, WIDTH))
             batches.append({"input_ids": batch.ids, "position_ids": batch.positions, "labels": batch.labels})
-        self.tokens = sum(int((b["labels"] != IGNORED).sum()) for b in batches)
-        return batches, torch.tensor(self.tokens, device=device)
+        own = torch.tensor([sum(int((b["labels"] != IGNORED).sum()) for b in batches)], device=device)
+        total = self.accelerator.gather(own).sum()
+        self.tokens = int(total)
+        return batches, total / self.accelerator.num_processes  # gradients and losses are averaged over them
 
     def own_replies(self, problems: Sequence[Problem]) -> list[Document]:
         """What the student writes as it is now; the random state of the training stays as it was."""
         self.model.eval()
         with torch.random.fork_rng(), fake.materialized(self.model):
-            seed = self.args.seed + 1000 * self.state.global_step
+            seed = self.args.seed + 1000 * self.state.global_step + self.args.process_index
             found = replies_of(self.model, self.tokenizer, problems, seed, self.max_new_tokens, unfinished=True)
         self.model.train()
         return found
@@ -235,8 +248,10 @@ def refuse(
     for name, value, allowed in (("objective", objective, OBJECTIVES), ("schedule", schedule, SCHEDULES)):
         if value not in allowed:
             raise QatError(f"{name} = {value!r} is unknown: choose one of {', '.join(allowed)}.")
-    if micro_batch and batch_size % micro_batch:
-        raise QatError(f"micro_batch = {micro_batch} does not divide batch_size = {batch_size}.")
+    own = parallel.share("batch_size", batch_size)
+    if micro_batch and own % micro_batch:
+        among = "" if own == batch_size else f", of which a process has {own}"
+        raise QatError(f"micro_batch = {micro_batch} does not divide batch_size = {batch_size}{among}.")
     if len(texts) < batch_size:
         raise QatError(f"batch_size = {batch_size} is more than the {len(texts)} texts that there are.")
     if objective == "kd":

@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from helpers.models import adapters
 from helpers.quant import fake
 from helpers.sampling import backends
+from helpers.training import parallel
 
 LIKE = 0.7  # how much shorter than another a text may be that is padded to its length
 FILLS = 2**13  # tokens of a group on a GPU: with fewer, launching the kernels takes longer than to compute the padding
@@ -57,7 +58,7 @@ class LogProbs:
         return [row[: len(reply)] for row, reply in zip(rows, replies, strict=True)]
 
 
-class Trainer(GRPOTrainer):
+class Trainer(parallel.Shared, GRPOTrainer):
     """`truncate` is C. Between two calls of `mismatch` the differences of all tokens are gathered."""
 
     def __init__(self, *args: Any, truncate: float = 0.0, **kwargs: Any) -> None:
@@ -131,10 +132,12 @@ class Trainer(GRPOTrainer):
         return found
 
     def mismatch(self) -> dict[str, float]:
-        """`mismatch_mean` and `mismatch_max` over the tokens since the last call, in nats."""
+        """`mismatch_mean` and `mismatch_max` over the tokens of all processes since the last call, in nats."""
         found = torch.cat(self.differences)
         self.differences = []
-        return {"mismatch_mean": float(found.mean()), "mismatch_max": float(found.max())}
+        own = torch.stack([found.sum(), found.new_tensor(len(found)), found.max()])
+        sums, counts, largest = self.accelerator.gather(own.unsqueeze(0)).T
+        return {"mismatch_mean": float(sums.sum() / counts.sum()), "mismatch_max": float(largest.max())}
 
 
 def alike(mask: torch.Tensor, least: int = 0) -> list[tuple[list[int], int, int]]:

@@ -7,8 +7,9 @@
     awq       what AWQ's codes stand for           AWQ's, on weights whose columns were scaled first
     parent    the parent's, on its own grids: a quantized run, or one that was trained on a grid, whose latent weights go on
 
-`full` and `rtn` compute the same at first; only how far each weight is from its neighbouring code differs. Source: Reasoning-QAT
-(2601.14888), whose best start is GPTQ.
+`full` and `rtn` compute the same at first; only how far each weight is from its neighbouring code differs. With `grids = step`
+grids are found again from the weights at each forward, as RTN finds them: of a quantizer's or a parent's start only the weights
+are kept, which the new grids may round elsewhere; a line says so. Source: Reasoning-QAT (2601.14888), whose best start is GPTQ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ def prepare(
             )
         fake.restore(model)
         return None
+    if grids == "step" and init in ("gptq", "awq", "parent"):
+        print(f"grids = step finds grids anew at each step: of init = {init} only the weights are kept, not its grids.")
     if init == "parent":
         return _go_on(model, packed, scheme, grids, masked, latents)
     if any(map(is_low_bit, model.modules())):
