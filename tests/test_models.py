@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 
 from helpers import models, project, quant, runs
 from helpers.models import checkpoint, lowbit
+from helpers.models.device import tensor_cores
 from helpers.models.micro import CHARACTERS, MARKS
 from helpers.quant import Scheme
 from machinery import make
@@ -349,3 +351,12 @@ def test_descriptions_follow_the_recipe(saved):
     after = models.describe(model, SimpleNamespace(id="ptq-1", result=SimpleNamespace(model=low)), step="grpo")
     assert (after["recipe"], after["scheme"], after["bits"]) == ("base > rtn > grpo", "bf16", 16)
     assert models.describe(model, SimpleNamespace(id="e", result=SimpleNamespace(model=low))) == low
+
+
+def test_float32_products_are_tf32_on_a_gpu_alone_and_only_inside(monkeypatch):
+    for on_gpu, inside in ((False, "highest"), (True, "high")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda on_gpu=on_gpu: on_gpu)
+        with suppress(ZeroDivisionError), tensor_cores():
+            assert torch.get_float32_matmul_precision() == inside
+            raise ZeroDivisionError
+        assert torch.get_float32_matmul_precision() == "highest"

@@ -65,7 +65,7 @@ class State:
 
 def fingerprint(model: nn.Module) -> list[Any]:
     """What a captured step depends on besides numbers: modules, the places of their tensors, their hooks and plain settings."""
-    found: list[Any] = []
+    found: list[Any] = [torch.get_float32_matmul_precision()]
     for module in model.modules():
         found += (type(module), id(module))
         for value in vars(module).values():

@@ -33,6 +33,7 @@ from helpers.errors import UserError
 from helpers.grading import Verdict, grade
 from helpers.grading import reward as paper_reward
 from helpers.models import adapters
+from helpers.models.device import tensor_cores
 from helpers.quant import fake
 from helpers.tasks import Problem, messages
 from helpers.training import checkpointing as activations
@@ -210,7 +211,7 @@ def train(
             ) in model.named_parameters():  # TRL rounds adapters of 4-bit models to bfloat16, no others
                 if name in trained:
                     parameter.data = trained[name]
-            with activations.checkpointing(model, checkpointing):
+            with activations.checkpointing(model, checkpointing), tensor_cores():
                 trainer.train()
         finally:
             # TRL leaves a `forward` on the model that is bound to these very weights: a copy would go on computing with them.

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from helpers.errors import UserError
+from helpers.models.device import tensor_cores
 from helpers.models.lowbit import quantization_of
 from helpers.quant import fake
 from helpers.sampling import prompt_ids
@@ -147,7 +148,7 @@ def train(
             if last and step_of(last) == steps:  # transformers would take one step more
                 trainer._load_from_checkpoint(str(last))
             else:
-                with activations.checkpointing(model, checkpointing):
+                with activations.checkpointing(model, checkpointing), tensor_cores():
                     trainer.train(resume_from_checkpoint=str(last) if last else None)
         finally:
             model.eval()

@@ -1,7 +1,8 @@
 """What TRL's trainer is told here: sample from the quantized policy, and note how far the sampler was from the trainer.
 
 For each token o of a reply both give a probability: the sampler when it drew o, one token after another with a key-value cache, and
-the trainer in the forward that the loss is computed from. In exact arithmetic they are equal unless the sampler alone is quantized.
+the trainer in the forward that the loss is computed from. In exact arithmetic they are equal unless the sampler alone is quantized;
+on a GPU both multiply TF32 numbers, in another order.
 
     mismatch   |log p_trainer(o) - log p_sampler(o)|, mean and largest over the tokens of all replies
     weight     min(p_trainer(o) / p_sampler(o), C) on the token's loss: truncated importance sampling (TIS); C = 0: none
