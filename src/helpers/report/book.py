@@ -25,6 +25,7 @@ from helpers.report import (
     during,
     findings,
     grading,
+    lesson,
     numbers,
     pages,
     publish,
@@ -70,6 +71,8 @@ def stage(folder: Path) -> None:
     # Jupyter Book would add every script below _static to every page; MathJax belongs on pages with formulas only.
     (folder / "_extra" / "_static").mkdir(parents=True)
     os.rename(folder / "_static" / "mathjax", folder / "_extra" / "_static" / "mathjax")
+
+    shutil.copytree(root / lesson.FOLDER, folder / "class")
 
     known = [*_shipped(), *_published()]
     own = _local({run.result.run_id: run for run in known})
@@ -143,7 +146,12 @@ def _write_run_page(folder: Path, run: Run, label: str) -> None:
     notebook = clean.read(published if published.is_file() else run.path / "run.ipynb")
     if reason := clean.problem(notebook):
         raise BookError(f"{run.label} cannot be shown: {reason}.")
-    notebook = pages.with_header(clean.clean(notebook), pages.header(run, names), label)
+    notebook = clean.clean(notebook)
+    head = pages.header(run, names)
+    if template := project.templates().get(run.result.stage):
+        notebook = lesson.with_prose(notebook, template)
+        head += "" if label else f"\n\n{lesson.buttons(run.result.stage)}"
+    notebook = pages.with_header(notebook, head, label)
     nbformat.write(pages.with_alt(notebook), published)
 
 
