@@ -26,6 +26,7 @@ from helpers.report import (
     findings,
     grading,
     lesson,
+    negative,
     numbers,
     pages,
     publish,
@@ -166,6 +167,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     has_figure = (folder / "results" / "pareto.svg").is_file()
     measured = speed.read(folder / "results" / "speed.json")
     in_csv = (folder / "results" / "verdicts.csv").is_file()
+    papers = [findings.paper_1(df, results), findings.paper_2(results)]
+    judged = pd.concat(papers)
 
     texts = {
         "pareto": pages.pareto("results/pareto", pages.PARETO_ALT, pages.pareto_caption(df, numbers.STUDY))
@@ -191,8 +194,10 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "speed-devices": speed.devices(measured),
         "speed-tests": speed.tests(folder / "results" / "kernel-tests.json"),
         "sticky": during.sticky(results),
-        "verdicts": verdicts.verdict_page(findings.paper_1(df, results), in_csv),
-        "findings": verdicts.verdict_page(findings.paper_2(results), in_csv),
+        "verdicts": verdicts.verdict_page(papers[0], in_csv),
+        "findings": verdicts.verdict_page(papers[1], in_csv),
+        "negative": negative.contradicted(judged),
+        "negative-counts": negative.counts(judged),
         "recovery-bits": recovery.by_bits(df),
         "recovery-rl": recovery.rl_effects(df),
         "recovery-kept": recovery.kept(df),
