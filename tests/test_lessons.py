@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 import synthetic_runs as synthetic
-from helpers import identity, params, project, quant
+from helpers import params, project, quant
 from helpers.errors import UserError
 from helpers.evaluation.compare import holm
 from helpers.kernels.fake_quant import fake_quantize
@@ -418,13 +418,12 @@ def test_a_page_has_the_prose_of_today_and_the_outputs_of_its_run():
     assert len(code) == len(params.code_cells(template)) + 1
 
 
-def test_a_page_whose_code_is_another_keeps_its_prose():
+def test_a_page_with_other_code_cells_keeps_its_prose():
     template = TEMPLATES["ptq"]
     other = executed_copy(template)
-    other.cells[-2].source += "\nprint(1)"
+    del other.cells[-2]
     before = [cell.source for cell in other.cells]
     assert [cell.source for cell in lesson.with_prose(other, template).cells] == before
-    assert identity.normal("# a\n\nx = 1  ") == "x = 1"  # comments may differ
 
 
 # --- back matter ------------------------------------------------------------------------------------------------------

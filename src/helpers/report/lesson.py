@@ -5,8 +5,8 @@ solutions. Above the parameters stands one cell that installs the project where 
 nothing where it is there. What runs before `runs.begin()` is no part of a run, so a copy makes the run that its template
 makes, with the same id.
 
-**Prose** is no part of a run either. A page shows an executed notebook's own cells and outputs with the text of today's template
-around them, as long as the code in between is the same.
+**Prose** is no part of a run either. A page shows an executed notebook's own code and outputs with the text of today's template
+around them, as long as the template has the same code cells, by their ids: so exercises fit the commands that readers have.
 
 The repository is `repository-code` of CITATION.cff. While there is none, nothing can be opened from it and no button is shown.
 """
@@ -17,7 +17,7 @@ import nbformat
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers import identity, project
+from helpers import project
 from helpers.errors import UserError
 from helpers.report import clean
 
@@ -99,22 +99,18 @@ def write() -> list[Path]:
 
 
 def with_prose(executed: nbformat.NotebookNode, template: Path) -> nbformat.NotebookNode:
-    """`executed` with the text cells of `template`, in place; unchanged where the two run other code."""
+    """`executed` with the text cells of `template`, in place; unchanged where the two have other code cells."""
     now = clean.read(template)
-    ran = [cell for cell in executed.cells if cell.cell_type == "code" and _counts(cell)]
-    listed = [cell for cell in now.cells if cell.cell_type == "code" and _counts(cell)]
-    if [identity.normal(cell.source) for cell in ran] != [identity.normal(cell.source) for cell in listed]:
+    ran = {cell.id: cell for cell in executed.cells if cell.cell_type == "code" and _counts(cell)}
+    if list(ran) != [cell.id for cell in now.cells if cell.cell_type == "code" and _counts(cell)]:
         return executed
-    outputs = iter(ran)
     parameters = [cell for cell in executed.cells if cell.cell_type == "code" and not _counts(cell)]
     cells = []
     for cell in now.cells:
         if cell.cell_type == "markdown":
             cells.append(cell)
-        elif _counts(cell):
-            cells.append(next(outputs))
         else:
-            cells += parameters
+            cells += [ran[cell.id]] if _counts(cell) else parameters
     executed.cells = cells
     return executed
 
