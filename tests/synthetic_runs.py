@@ -32,7 +32,8 @@ def project(home: Path, published: bool = False) -> Path:
     for part in ("runs", "results"):
         if not published:
             shutil.rmtree(home / "book" / part, ignore_errors=True)
-    shutil.copyfile(CHECKOUT / "_config.yml", home / "_config.yml")
+    for name in ("_config.yml", "CITATION.cff"):
+        shutil.copyfile(CHECKOUT / name, home / name)
     return home
 
 

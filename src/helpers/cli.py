@@ -109,6 +109,16 @@ def book() -> None:
 
 
 @app.command()
+def lesson() -> None:
+    """Write the stages' copies for class, headings and code alone."""
+    from helpers import runs
+    from helpers.report import lesson as report
+
+    for path in report.write():
+        print(runs.shown(path))
+
+
+@app.command()
 def publish(refs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids or study/name.")]) -> None:
     """Copy checked runs into the book."""
     from helpers.report import publish as report

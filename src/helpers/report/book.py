@@ -25,6 +25,8 @@ from helpers.report import (
     during,
     findings,
     grading,
+    lesson,
+    negative,
     numbers,
     pages,
     publish,
@@ -70,6 +72,8 @@ def stage(folder: Path) -> None:
     # Jupyter Book would add every script below _static to every page; MathJax belongs on pages with formulas only.
     (folder / "_extra" / "_static").mkdir(parents=True)
     os.rename(folder / "_static" / "mathjax", folder / "_extra" / "_static" / "mathjax")
+
+    shutil.copytree(root / lesson.FOLDER, folder / "class")
 
     known = [*_shipped(), *_published()]
     own = _local({run.result.run_id: run for run in known})
@@ -143,7 +147,12 @@ def _write_run_page(folder: Path, run: Run, label: str) -> None:
     notebook = clean.read(published if published.is_file() else run.path / "run.ipynb")
     if reason := clean.problem(notebook):
         raise BookError(f"{run.label} cannot be shown: {reason}.")
-    notebook = pages.with_header(clean.clean(notebook), pages.header(run, names), label)
+    notebook = clean.clean(notebook)
+    head = pages.header(run, names)
+    if template := project.templates().get(run.result.stage):
+        notebook = lesson.with_prose(notebook, template)
+        head += "" if label else f"\n\n{lesson.buttons(run.result.stage)}"
+    notebook = pages.with_header(notebook, head, label)
     nbformat.write(pages.with_alt(notebook), published)
 
 
@@ -158,6 +167,8 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     has_figure = (folder / "results" / "pareto.svg").is_file()
     measured = speed.read(folder / "results" / "speed.json")
     in_csv = (folder / "results" / "verdicts.csv").is_file()
+    papers = [findings.paper_1(df, results), findings.paper_2(results)]
+    judged = pd.concat(papers)
 
     texts = {
         "pareto": pages.pareto("results/pareto", pages.PARETO_ALT, pages.pareto_caption(df, numbers.STUDY))
@@ -183,8 +194,10 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "speed-devices": speed.devices(measured),
         "speed-tests": speed.tests(folder / "results" / "kernel-tests.json"),
         "sticky": during.sticky(results),
-        "verdicts": verdicts.verdict_page(findings.paper_1(df, results), in_csv),
-        "findings": verdicts.verdict_page(findings.paper_2(results), in_csv),
+        "verdicts": verdicts.verdict_page(papers[0], in_csv),
+        "findings": verdicts.verdict_page(papers[1], in_csv),
+        "negative": negative.contradicted(judged),
+        "negative-counts": negative.counts(judged),
         "recovery-bits": recovery.by_bits(df),
         "recovery-rl": recovery.rl_effects(df),
         "recovery-kept": recovery.kept(df),
