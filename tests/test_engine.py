@@ -521,4 +521,4 @@ def test_grpo_samples_with_either(pair, monkeypatch, quantized, sampler):
     problems = tasks.load("arithmetic", "train", 8, seed=0)
     rows = grpo.train(model, pair[1], problems, steps=2, prompts_per_step=4, group_size=4, max_new_tokens=40)
     assert [row["step"] for row in rows] == [1, 2]
-    assert all(row["mismatch_mean"] < 1e-5 for row in rows)
+    assert all(row["mismatch_mean"] < (1e-3 if torch.cuda.is_available() else 1e-5) for row in rows)  # TF32 on a GPU

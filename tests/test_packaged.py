@@ -33,6 +33,11 @@ def test_it_is_read_in_full_precision_trained_and_quantized(tmp_path):
     model, tokenizer = models.load(REF)
     assert models.count_parameters(model) == 134_515_008
     assert tokenizer("12345", add_special_tokens=False).tokens() == list("12345")
+    assert (
+        (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        == (2, 2)
+        == (model.config.eos_token_id, model.config.pad_token_id)
+    )
     problems = [Problem("a", "What is 12 + 30?", "42", 0)]
     (reply,) = sampling.sample(model, tokenizer, problems, max_new_tokens=40)
     assert reply.text.startswith("12 + 30 =")

