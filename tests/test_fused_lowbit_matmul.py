@@ -28,6 +28,7 @@ SHAPES = [  # rows, columns, grids: one grid a row, groups of 32, 64, 128; rows 
     (129, 1024, 8),
     (64, 250, 1),
 ]
+MICRO = [(64, 64, 1), (192, 64, 2), (64, 192, 6), (128, 384, 3), (8, 576, 9)]  # most are padded by more than a tenth
 
 
 def layer(bits, rows, columns, grids, symmetric=False, per_tensor=False, bias=True, seed=0) -> LowBitLinear:
@@ -69,6 +70,19 @@ def test_the_kernel_multiplies_by_what_the_codes_stand_for(bits, shape, m):
     assert float((found.float() - expected).norm() / expected.norm()) < ROUNDING[dtype]
 
 
+@pytest.mark.parametrize("shape", MICRO)
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_layers_of_micro_models_have_the_kernel_too(bits, shape):
+    of = layer(bits, *shape)
+    x = torch.randn(3, shape[1], device=DEVICE).half()
+    expected, before = torch.nn.functional.linear(x.float(), of.dequantize(), of.bias), of.nbytes
+    of.arrange()
+    assert of.table is not None
+    found = fused.matmul(x, of.codes, of.table, of.layout, of.bias)
+    assert float((found.float() - expected).norm() / expected.norm()) < ROUNDING[torch.float16]
+    assert of.nbytes == before  # padding is no part of a layer's size in the study
+
+
 def test_parts_of_a_row_are_added_once_each_call(monkeypatch):
     of = layer(4, 48, 4096, 32)
     x = torch.randn(3, 4096, device=DEVICE).half()
@@ -97,7 +111,7 @@ def test_few_rows_times_many(monkeypatch, bits, dtype):
     assert float((found.float() - expected).norm() / expected.norm()) < ROUNDING[dtype]
 
 
-@pytest.mark.parametrize(("bits", "shape"), [(4, (8, 40, 1)), (3, (8, 576, 9)), (2, (8, 96, 3)), (4, (8, 480, 5))])
+@pytest.mark.parametrize(("bits", "shape"), [(4, (8, 480, 5)), (4, (8, 40, 5)), (3, (8, 96, 4)), (3, (8000, 1100, 1))])
 def test_what_fills_no_tile_stays_as_it_is(bits, shape):
     of = layer(bits, *shape)
     assert of.layout is None

@@ -86,8 +86,9 @@ class LowBitLinear(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points, as they lie in the checkpoint and, but for `table`, in memory."""
-        return sum(b.nbytes for b in (self.codes, self.scale, self.zero) if b is not None)
+        """Bytes of codes, scales and zero points as they lie in the checkpoint; the kernel's have `table` and padding besides."""
+        codes = 4 * self.out_features * words(self.in_features, self.bits)
+        return codes + sum(b.nbytes for b in (self.scale, self.zero) if b is not None)
 
     @property
     def layout(self) -> "lowbit_matmul.Layout | None":

@@ -20,7 +20,8 @@ import torch
 from helpers.kernels import backend
 
 WIDTHS = {2: (32, 16), 3: (16,), 4: (32, 16), 8: (64, 32, 16)}  # of a tile of words, the one that is fastest first
-PADDING = 1.1  # times its bytes that a matrix may take: beyond, it stays as it was packed
+PADDING = 1.1  # times its bytes that a matrix may take: beyond, it stays as it was packed, unless it is `SMALL`
+SMALL = 2**20  # bytes with padding: an H200 reads them in a quarter of a microsecond, less than a launch takes
 ROWS = 256  # of x; more are multiplied by unpacked weights
 
 
@@ -43,7 +44,7 @@ class Layout:
             padded = -(-columns // tile) * tile
             group = padded if grids == 1 else columns // grids
             whole = group % width == 0 and (tile % group == 0 or group % tile == 0)
-            if whole and padded <= PADDING * columns:
+            if whole and (padded <= PADDING * columns or (width == 16 and rows * padded * bits <= 8 * SMALL)):
                 return cls(bits, rows, columns, group, width)
         return None
 

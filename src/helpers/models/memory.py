@@ -51,7 +51,8 @@ def measure(model: PreTrainedModel, simulated: Mapping[str, Bytes] | None = None
 def stored(layer: nn.Module) -> Bytes | None:
     """What a low-bit layer holds, ours or bitsandbytes' (whose weight keeps its scales with it), bias aside; None for any other."""
     if isinstance(layer, LowBitLinear):
-        return layer.codes.nbytes, layer.nbytes - layer.codes.nbytes
+        tables = sum(t.nbytes for t in (layer.scale, layer.zero) if t is not None)
+        return layer.nbytes - tables, tables
     if not isinstance(layer, nn.Linear) or layer.weight.is_floating_point():
         return None
     return layer.weight.data.nbytes, sum(t.nbytes for t in tables_of(layer))
