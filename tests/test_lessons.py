@@ -226,7 +226,7 @@ def test_a_lesson_has_all_its_parts(stage):
     first = params.source(cells[0])
     for row in ("You know", "You need", "Time, hardware", "Makes"):
         assert f"\n| {row} |" in first
-    steps = re.findall(r"(\d+) [^→`]+", first.rpartition("```text\n")[2])
+    steps = re.findall(r"(\d+) [^→]+", first.partition("**Steps.** ")[2])
     text = "\n".join(params.source(cell) for cell in cells if cell["cell_type"] == "markdown")
     assert re.findall(r"^## (\d+) · ", text, flags=re.M) == steps == [str(i + 1) for i in range(len(steps))]
     last = last_cell(stage)
