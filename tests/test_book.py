@@ -2,7 +2,7 @@
 
 import re
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pandas as pd
@@ -148,7 +148,7 @@ def test_every_image_has_a_text(html):
 def test_no_page_shows_an_error_or_an_open_substitution(html):
     for path, soup in soups(html):
         assert not soup.select(".traceback, .system-message, .problematic"), path.name
-        assert "{{" not in article(soup).get_text(), path.name
+        assert not re.search(r"\{\{\s*\w+\s*\}\}", article(soup).get_text()), path.name  # {{The authors}} is BibTeX
 
 
 @pytest.mark.slow
@@ -330,12 +330,18 @@ def test_every_chapter_is_in_the_table_of_contents_and_the_other_way_round():
     assert {path.stem for path in PROSE} == {file for file in files if not file.startswith(("runs/", "background/"))}
 
 
+def first_difference(published, made):
+    """(line number, published, made) where two tables part. pytest's own comparison of megabytes takes hours."""
+    lines = zip_longest(published.splitlines(), made.splitlines())
+    return next(((n, *pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1]), None)
+
+
 def test_published_results_are_what_the_published_runs_say():
     path = BOOK / "results" / "results.csv"
     if not path.is_file():
         pytest.skip("nothing is published yet")
     made = publish.as_csv(table.rows(publish.published(BOOK / "runs").values()))
-    assert path.read_text() == made
+    assert first_difference(path.read_text(), made) is None
     ids = {result.run_id for result in publish.published(BOOK / "runs").values()}
     ids |= {publish.records.read(path.parent).run_id for path in project.SHIPPED.glob("*/result.json")}
     for name, result in publish.published(BOOK / "runs").items():
@@ -414,8 +420,8 @@ def verdict(start):
 
 def test_published_verdicts_are_what_the_published_runs_say():
     results = list(publish.published(BOOK / "runs").values())
-    text = publish.as_csv(findings.all_verdicts(table.rows(results), results))
-    assert text == (BOOK / "results" / "verdicts.csv").read_text()
+    made = publish.as_csv(findings.all_verdicts(table.rows(results), results))
+    assert first_difference((BOOK / "results" / "verdicts.csv").read_text(), made) is None
 
 
 def test_what_part_one_says_of_the_arms_is_so(arm, apart):
