@@ -1,4 +1,4 @@
-"""The book: built once from made-up runs, once from nothing, and once as it is published."""
+"""The book: built once from made-up runs, once from nothing, and once as it is published (built.py)."""
 
 import re
 from datetime import datetime, timedelta
@@ -32,60 +32,6 @@ LOADERS = {
 }
 ELSEWHERE = re.compile(r"^\s*(https?:)?//")
 CSS_ELSEWHERE = re.compile(r"""(@import\s+|url\(\s*)["']?\s*(https?:)?//""")
-
-
-def tree(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def build(home: Path, prepare, published: bool = False) -> Path:
-    """Build a book in `home`; gives the folder of its pages."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOWBIT_HOME", str(home))
-        patch.delenv("LOWBIT_RUNS", raising=False)
-        synthetic.project(home, published)
-        prepare(home, patch)
-        before = tree(home / "book")
-        first = book.build()
-        assert tree(home / "book") == before
-        assert first.is_file()
-        return first.parent
-
-
-def made_up(home, patch):
-    shipped = home / "shipped"
-    for size in ("xs", "s"):
-        job = synthetic.run(home, f"base-{size}", "base", size, "base", 16, study="shipped")
-        shipped.mkdir(exist_ok=True)
-        (home / "runs" / "shipped" / "base" / job["run_id"]).rename(shipped / f"base-{size}")
-    patch.setattr(project, "SHIPPED", shipped)
-    synthetic.micro(home, methods=("rtn", "gptq"))
-    publish.publish(["micro"])
-    synthetic.run(home, "mine", "eval", "s", "rtn", 4, 0.7, study="local")
-    by_hand = synthetic.run(home, "by-hand", "eval", "s", "rtn", 3, 0.6, study="local")
-    (home / "runs" / "local" / "eval" / by_hand["run_id"] / "run.ipynb").unlink()  # as plain papermill leaves it
-    path = home / "runs" / "local" / "eval" / by_hand["run_id"]
-    result = publish.records.read(path)
-    publish.records.write_json(
-        path / "result.json",
-        result.model_copy(update={"files": publish.records.hash_files(path)}).model_dump(mode="json"),
-    )
-
-
-@pytest.fixture(scope="module")
-def full(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("full"), made_up)
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    nothing = lambda home, patch: patch.setattr(project, "SHIPPED", home / "none")  # noqa: E731
-    return build(tmp_path_factory.mktemp("empty"), nothing)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("real"), lambda home, patch: None, published=True)
 
 
 @pytest.fixture(params=["full", "empty", "real"])
