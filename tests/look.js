@@ -13,7 +13,8 @@
   found.unset.push(...[...document.querySelectorAll("mjx-merror, [data-mjx-error]")].map(name));
 
   // The page itself must not scroll sideways, and nothing may stick out of the screen but inside a box that scrolls.
-  const scrolls = node => node && (getComputedStyle(node).overflowX !== "visible" || scrolls(node.parentElement));
+  const scrolls = node =>
+    node.tagName !== "ARTICLE" && (getComputedStyle(node).overflowX !== "visible" || scrolls(node.parentElement));
   if (document.documentElement.scrollWidth > innerWidth) found.wide.push(`the page: ${document.documentElement.scrollWidth}`);
   for (const node of document.querySelectorAll("article *")) {
     const box = node.getBoundingClientRect();
