@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from datetime import datetime, timedelta
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -113,7 +113,7 @@ def test_every_image_has_a_text(html):
 def test_no_page_shows_an_error_or_an_open_substitution(html):
     for path, soup in soups(html):
         assert not soup.select(".traceback, .system-message, .problematic"), path.name
-        assert "{{" not in article(soup).get_text(), path.name
+        assert not re.search(r"\{\{\s*\w+\s*\}\}", article(soup).get_text()), path.name  # {{The authors}} is BibTeX
 
 
 @pytest.mark.slow
@@ -169,13 +169,14 @@ def test_run_pages_hide_the_parameters_and_name_the_command(full):
 @pytest.mark.slow
 def test_local_rows_are_marked_and_stay_apart(full):
     soup = BeautifulSoup((full / "results.html").read_text(), "html.parser")
-    scores, published, local = soup.select(".table-scroll")
+    scores, published, *local = soup.select(".table-scroll")
     assert published.parent.summary.text == "micro: 19 runs, 60 rows"
     assert len(scores.select("tbody tr")) == 20
     assert not scores.select(".local-tag")
     assert not published.select(".local-tag")
     assert len(published.select("tbody tr")) == 60
-    rows = local.select("tbody tr")
+    assert [group.parent.summary.text for group in local] == ["micro: 19 runs, 60 rows", "local: 2 runs, 6 rows"]
+    rows = [row for group in local for row in group.select("tbody tr")]
     assert rows
     assert all(row.select(".local-tag") for row in rows)
     words = text(full, "local")
@@ -190,13 +191,11 @@ def test_local_rows_are_marked_and_stay_apart(full):
 def test_every_row_has_the_command_that_makes_it(real):
     _, soup = next(found for found in soups(real) if found[0].name == "results.html")
     rows = soup.select(".filtered tbody tr")
-    made = {
-        result.run_id: result
-        for name, result in publish.published(BOOK / "runs").items()
-        if (BOOK / "runs" / f"{name}.ipynb").is_file()
-    }
-    assert len(rows) == len(table.rows(made.values()))
-    assert {row.select("td")[-1].get_text() for row in rows} <= {result.command for result in made.values()}
+    found = publish.published(BOOK / "runs")
+    paged = {result.run_id for name, result in found.items() if (BOOK / "runs" / f"{name}.ipynb").is_file()}
+    shown = table.rows([result for result in found.values() if result.run_id in paged])
+    assert [row.select("td")[-1].get_text() for row in rows] == list(shown["command"])
+    assert len(rows) > 900
 
 
 @pytest.mark.slow
@@ -355,12 +354,18 @@ def test_every_chapter_is_in_the_table_of_contents_and_the_other_way_round():
     assert {path.stem for path in PROSE} == {file for file in files if not file.startswith(("runs/", "background/"))}
 
 
+def first_difference(published, made):
+    """(line number, published, made) where two tables part. pytest's own comparison of megabytes takes hours."""
+    lines = zip_longest(published.splitlines(), made.splitlines())
+    return next(((n, *pair) for n, pair in enumerate(lines, start=1) if pair[0] != pair[1]), None)
+
+
 def test_published_results_are_what_the_published_runs_say():
     path = BOOK / "results" / "results.csv"
     if not path.is_file():
         pytest.skip("nothing is published yet")
     made = publish.as_csv(table.rows(publish.published(BOOK / "runs").values()))
-    assert path.read_text() == made
+    assert first_difference(path.read_text(), made) is None
     ids = {result.run_id for result in publish.published(BOOK / "runs").values()}
     ids |= {publish.records.read(path.parent).run_id for path in project.SHIPPED.glob("*/result.json")}
     for name, result in publish.published(BOOK / "runs").items():
@@ -385,9 +390,10 @@ def test_what_the_prose_says_of_the_four_sizes_is_so():
         assert trained[size].ci_low > base[size].ci_high + 0.2
         assert trained[size].reply_tokens > 3 * base[size].reply_tokens
     assert trained["m"].value < trained["s"].value < trained["l"].value
-    made = [
-        records.read(path) for path in [*BOOK.glob("runs/sizes/*/result.json"), *project.SHIPPED.glob("*/result.json")]
-    ]
+    made = [records.read(path) for path in BOOK.glob("runs/sizes/*/result.json")]
+    parents = {parent for result in made for parent in result.parents}
+    shipped = [records.read(path) for path in project.SHIPPED.glob("*/result.json")]
+    made += [result for result in shipped if result.run_id in parents]
     begun = [datetime.fromisoformat(result.started) for result in made]
     ended = [start + timedelta(seconds=result.timings["wall_s"]) for start, result in zip(begun, made, strict=True)]
     assert abs(max(ended) - min(begun) - timedelta(minutes=6)) < timedelta(seconds=30)
@@ -439,8 +445,8 @@ def verdict(start):
 
 def test_published_verdicts_are_what_the_published_runs_say():
     results = list(publish.published(BOOK / "runs").values())
-    text = publish.as_csv(findings.all_verdicts(table.rows(results), results))
-    assert text == (BOOK / "results" / "verdicts.csv").read_text()
+    made = publish.as_csv(findings.all_verdicts(table.rows(results), results))
+    assert first_difference((BOOK / "results" / "verdicts.csv").read_text(), made) is None
 
 
 def test_what_part_one_says_of_the_arms_is_so(arm, apart):

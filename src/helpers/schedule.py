@@ -104,6 +104,7 @@ def _wanted(study: Study, planned: list[Job], only: Sequence[str]) -> list[Job]:
 def _tell(study: Study, planned: list[Job], gib: float) -> None:
     """Print the plan: each run with its estimate (`!`: more than a GPU has), totals by stage, and what to do about the `!`."""
     gib, missing = gib or estimate.gpu_gib() or estimate.GPU_GIB, _missing(planned)
+    left = {job.name for job in missing}
     needs = estimate.of_study(planned, gib)
     wide = max(len(job.name) for job in planned)
     for job in planned:
@@ -111,7 +112,7 @@ def _tell(study: Study, planned: list[Job], gib: float) -> None:
         takes = (
             f"{own.hours:9,.2f} h {own.gib:6.1f} GiB{'!' if own.gib > gib else ' '}" if own else f"{'-':>11} {'-':>10} "
         )
-        print(f"{'would run' if job in missing else 'done':<10} {job.name:<{wide}} {takes} {job.run_id}")
+        print(f"{'would run' if job.name in left else 'done':<10} {job.name:<{wide}} {takes} {job.run_id}")
     print(f"{study.name}: {len(missing)} of {len(planned)} runs to do.")
     for stage in (*dict.fromkeys(job.stage for job in missing), "all"):
         known = [own for job in missing if stage in (job.stage, "all") and (own := needs[job.name])]
@@ -193,10 +194,10 @@ def _snakemake(
 
     Gives Snakemake's own log. The caller holds the study's lock.
     """
-    folder = project.runs_dir() / study.name
+    folder, left = project.runs_dir() / study.name, {job.name for job in missing}
     shutil.rmtree(folder / ".work", ignore_errors=True)
     for job in planned:
-        if job not in missing:
+        if job.name not in left:
             marker = folder / ".work" / "done" / job.name
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch()
@@ -250,10 +251,10 @@ def _summary(
     study: Study, planned: list[Job], missing: list[Job], status: Path, seconds: float, log: Path | None
 ) -> bool:
     """Print what ran, was skipped, failed, or waits for a failed run."""
-    ran, failed, blocked = [], {}, {}
+    ran, failed, blocked, left = [], {}, {}, {job.name for job in missing}
     for job in planned:
         if runs.done(job.run_id):
-            ran += [job.name] if job in missing else []
+            ran += [job.name] if job.name in left else []
         elif (file := status / f"{job.name}.json").is_file():
             failed[job.name] = json.loads(file.read_text())["reason"]
         else:

@@ -261,7 +261,8 @@ def _ordered(study: Study, drafts: list[_Draft]) -> list[_Draft]:
         if not ready:
             raise StudyError(f"Study {study.name}: these runs wait for each other: {', '.join(waiting)}.")
         ordered += ready
-        waiting = {name: draft for name, draft in waiting.items() if draft not in ready}
+        for draft in ready:
+            del waiting[draft.name]
     return ordered
 
 
