@@ -61,3 +61,27 @@ def hold(tmp_path, monkeypatch) -> Path:
     path.touch()
     monkeypatch.setenv("TEST_HOLD", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def full(tmp_path_factory) -> Path:
+    """The pages of a book of made-up runs; like the two below, built once for all tests."""
+    import built
+
+    return built.build(tmp_path_factory.mktemp("full"), built.made_up)
+
+
+@pytest.fixture(scope="session")
+def empty(tmp_path_factory) -> Path:
+    """The pages of a book without any run."""
+    import built
+
+    return built.build(tmp_path_factory.mktemp("empty"), built.nothing)
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory) -> Path:
+    """The pages of the book as it is published."""
+    import built
+
+    return built.build(tmp_path_factory.mktemp("real"), published=True)

@@ -1,9 +1,12 @@
-"""The book: built once from made-up runs, once from nothing, and once as it is published."""
+"""The book: built once from made-up runs, once from nothing, and once as it is published (built.py)."""
 
 import re
+from collections import Counter
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
@@ -11,10 +14,11 @@ import yaml
 from bs4 import BeautifulSoup
 from scipy import stats
 
+import built
 import synthetic_runs as synthetic
 from helpers import evaluation, models, project, quant, records
 from helpers.evaluation.survival import survivals
-from helpers.report import book, findings, numbers, pages, publish, recovery, speed, table
+from helpers.report import book, findings, lesson, numbers, pages, publish, recovery, speed, table
 
 CHECKOUT = synthetic.CHECKOUT
 BOOK = CHECKOUT / "book"
@@ -34,69 +38,15 @@ ELSEWHERE = re.compile(r"^\s*(https?:)?//")
 CSS_ELSEWHERE = re.compile(r"""(@import\s+|url\(\s*)["']?\s*(https?:)?//""")
 
 
-def tree(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def build(home: Path, prepare, published: bool = False) -> Path:
-    """Build a book in `home`; gives the folder of its pages."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOWBIT_HOME", str(home))
-        patch.delenv("LOWBIT_RUNS", raising=False)
-        synthetic.project(home, published)
-        prepare(home, patch)
-        before = tree(home / "book")
-        first = book.build()
-        assert tree(home / "book") == before
-        assert first.is_file()
-        return first.parent
-
-
-def made_up(home, patch):
-    shipped = home / "shipped"
-    for size in ("xs", "s"):
-        job = synthetic.run(home, f"base-{size}", "base", size, "base", 16, study="shipped")
-        shipped.mkdir(exist_ok=True)
-        (home / "runs" / "shipped" / "base" / job["run_id"]).rename(shipped / f"base-{size}")
-    patch.setattr(project, "SHIPPED", shipped)
-    synthetic.micro(home, methods=("rtn", "gptq"))
-    publish.publish(["micro"])
-    synthetic.run(home, "mine", "eval", "s", "rtn", 4, 0.7, study="local")
-    by_hand = synthetic.run(home, "by-hand", "eval", "s", "rtn", 3, 0.6, study="local")
-    (home / "runs" / "local" / "eval" / by_hand["run_id"] / "run.ipynb").unlink()  # as plain papermill leaves it
-    path = home / "runs" / "local" / "eval" / by_hand["run_id"]
-    result = publish.records.read(path)
-    publish.records.write_json(
-        path / "result.json",
-        result.model_copy(update={"files": publish.records.hash_files(path)}).model_dump(mode="json"),
-    )
-
-
-@pytest.fixture(scope="module")
-def full(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("full"), made_up)
-
-
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    nothing = lambda home, patch: patch.setattr(project, "SHIPPED", home / "none")  # noqa: E731
-    return build(tmp_path_factory.mktemp("empty"), nothing)
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("real"), lambda home, patch: None, published=True)
-
-
-@pytest.fixture(params=["full", "empty", "real"])
+@pytest.fixture(scope="module", params=["full", "empty", "real"])
 def html(request):
     return request.getfixturevalue(request.param)
 
 
+@lru_cache(maxsize=1)  # the tests of one book come one after the other
 def soups(html):
-    for path in sorted(html.rglob("*.html")):
-        if "_static" not in path.parts:
-            yield path, BeautifulSoup(path.read_text(), "html.parser")
+    paths = [path for path in sorted(html.rglob("*.html")) if "_static" not in path.parts]
+    return [(path, BeautifulSoup(path.read_text(), "html.parser")) for path in paths]
 
 
 def article(soup):
@@ -126,13 +76,28 @@ def test_no_page_loads_anything_from_another_host(html):
 
 @pytest.mark.slow
 def test_every_link_inside_the_book_leads_somewhere(html):
+    anchors = {path: {node["id"] for node in soup.find_all(id=True)} for path, soup in soups(html)}
     for path, soup in soups(html):
         links = [(node, node["href"]) for node in soup.find_all(["a", "link"], href=True)]
         links += [(node, node["src"]) for node in soup.find_all(["img", "script"], src=True)]
         for node, target in links:
-            target = re.split(r"[#?]", target)[0]
-            if target and not re.match(r"(https?|mailto|data):", target):
-                assert (path.parent / target).exists(), f"{path.name}: {node}"
+            if re.match(r"(https?|mailto|data):", target):
+                continue
+            target, _, anchor = target.partition("#")
+            there = (path.parent / target.partition("?")[0]).resolve() if target else path
+            assert there.exists(), f"{path.name}: {node}"
+            if anchor and there.suffix == ".html":
+                assert unquote(anchor) in anchors[there], f"{path.name}: {node}"
+
+
+@pytest.mark.slow
+def test_links_to_other_hosts_are_well_formed(html):
+    for path, soup in soups(html):
+        for node in soup.find_all("a", href=re.compile("^[a-z]+:")):
+            link = urlsplit(node["href"])
+            assert link.scheme == "https", f"{path.name}: {node}"
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", link.netloc), f"{path.name}: {node}"
+            assert not re.search(r"[\s<>{}`]", node["href"]), f"{path.name}: {node}"
 
 
 @pytest.mark.slow
@@ -204,12 +169,14 @@ def test_run_pages_hide_the_parameters_and_name_the_command(full):
 @pytest.mark.slow
 def test_local_rows_are_marked_and_stay_apart(full):
     soup = BeautifulSoup((full / "results.html").read_text(), "html.parser")
-    scores, published, local = soup.select(".table-scroll")
+    scores, published, *local = soup.select(".table-scroll")
+    assert published.parent.summary.text == "micro: 19 runs, 60 rows"
     assert len(scores.select("tbody tr")) == 20
     assert not scores.select(".local-tag")
     assert not published.select(".local-tag")
     assert len(published.select("tbody tr")) == 60
-    rows = local.select("tbody tr")
+    assert [group.parent.summary.text for group in local] == ["micro: 19 runs, 60 rows", "local: 2 runs, 6 rows"]
+    rows = [row for group in local for row in group.select("tbody tr")]
     assert rows
     assert all(row.select(".local-tag") for row in rows)
     words = text(full, "local")
@@ -218,6 +185,63 @@ def test_local_rows_are_marked_and_stay_apart(full):
     assert "all metrics equal" in words
     assert (full / "local/local/mine.html").is_file()
     assert not (full / "local/local/by-hand.html").exists()
+
+
+@pytest.mark.slow
+def test_every_row_has_the_command_that_makes_it(real):
+    _, soup = next(found for found in soups(real) if found[0].name == "results.html")
+    rows = soup.select(".filtered tbody tr")
+    found = publish.published(BOOK / "runs")
+    paged = {result.run_id for name, result in found.items() if (BOOK / "runs" / f"{name}.ipynb").is_file()}
+    shown = table.rows([result for result in found.values() if result.run_id in paged])
+    assert [row.select("td")[-1].get_text() for row in rows] == list(shown["command"])
+    assert len(rows) > 900
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_says_what_lowbit_show_says(real, capsys):
+    from helpers.cli import app
+
+    for name, path in {"micro/grpo-s": "", "micro/gptq-s-3bit": "", "policies/qlora": "", "base-s": "shipped/"}.items():
+        app(["show", name], standalone_mode=False)
+        shown = {
+            key: value
+            for key, value in (
+                line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " "
+            )
+        }
+        head = text(real, f"runs/{path}{name}")
+        seconds, device = re.search(r"([\d.]+) s, (.+)", shown["made"]).groups()
+        assert f"run {shown['run']}, {float(seconds):,.0f} s on {device}." in head
+        assert shown["command"] in head
+        if shown["parents"] != "none":
+            assert f"Its parents: {shown['parents']}." in head
+        assert f"lowbit show {name}" in head
+
+
+@pytest.mark.slow
+def test_the_status_page_counts_every_run(real):
+    results = publish.published(BOOK / "runs")
+    _, soup = next(found for found in soups(real) if found[0].name == "status.html")
+    assert len(soup.select(".filtered tbody tr")) == len(results)
+    counted = {
+        row.td.get_text(): int(row.select("td")[1].get_text())
+        for row in soup.select_one(".table-scroll").select("tbody tr")
+    }
+    assert counted == Counter(result.study for result in results.values())
+
+
+@pytest.mark.slow
+def test_lessons_open_elsewhere_once_there_is_a_repository(full, real):
+    links = BeautifulSoup((full / "runs/micro/gptq-s-3bit.html").read_text(), "html.parser").find_all("a", href=True)
+    opened = [link["href"] for link in links if re.search("colab|mybinder", link["href"])]
+    slug, notebook = built.REPOSITORY.removeprefix("https://github.com/"), "notebooks/class/03_ptq.ipynb"
+    assert opened == [
+        f"https://colab.research.google.com/github/{slug}/blob/main/{notebook}",
+        f"https://mybinder.org/v2/gh/{slug}/main?labpath={notebook}",
+    ]
+    page = (real / "runs/micro/gptq-s-3bit.html").read_text()
+    assert ("colab" in page) == ("mybinder" in page) == bool(lesson.repository())
 
 
 @pytest.mark.slow

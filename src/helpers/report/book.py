@@ -26,6 +26,7 @@ from helpers.report import (
     findings,
     grading,
     lesson,
+    long_tables,
     negative,
     numbers,
     pages,
@@ -174,9 +175,9 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "pareto": pages.pareto("results/pareto", pages.PARETO_ALT, pages.pareto_caption(df, numbers.STUDY))
         if has_figure
         else pages.NOTHING,
-        "results": pages.results(df[[bool(by_id[run_id].page) for run_id in df["run_id"]]], by_id),
+        "results": long_tables.results(df[[bool(by_id[run_id].page) for run_id in df["run_id"]]], by_id),
         **{f"scores-{study}": pages.scores(df, by_id, study) for study in {*df["study"], numbers.STUDY, "sizes"}},
-        "local-rows": pages.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
+        "local-rows": long_tables.results(local_df, own_by_id) if len(local_df) else "None on this machine.\n",
         "local": _local_text(folder, own, local_df, by_id),
         **{f"methods-{size}": quantizers.methods(df, size, by_id) for size in numbers.SIZES},
         "damage": damage.by_kind(df, by_id),
@@ -209,7 +210,7 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
         "grading-benchmarks": grading.by_benchmark(folder / "results" / "grading.csv"),
         "grading-rewritings": grading.by_rewriting(folder / "results" / "grading.csv"),
         "crosscheck": quantizers.crosscheck(folder / "results" / "crosscheck.csv"),
-        "status-runs": pages.status_runs(published),
+        "status-runs": long_tables.status(published),
         "status-versions": pages.status_versions(known),
     }
     (folder / "_generated").mkdir()

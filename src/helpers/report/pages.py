@@ -60,7 +60,6 @@ SPEED_CHARTS = {  # of `speed_figures` and `pareto_speed`
         "Speed: median, our engine, the device of the [speed chapter](/speed.md). What lies below the frontier is faded.",
     ),
 }
-LOCAL = '<span class="local-tag">local</span>'
 VERSIONS_FIRST = ("python", "torch", "transformers", "trl", "numpy")
 FIGURE = """```{{figure}} /{stem}{suffix}.svg
 :class: only-{mode}
@@ -108,31 +107,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], tall: bool = Fal
     return "\n".join([f"::::{{div}} table-scroll{' table-tall' if tall else ''}", *lines, "::::", ""])
 
 
-def results(df: pd.DataFrame, runs: dict[str, Run]) -> str:
-    """All rows of a results table, each with its run and its command; local ones carry a tag."""
-    header = ["run", "benchmark", "metric", "value [95 % interval]", "n × k", "memory", "bits (effective)", "scheme"]
-    header += ["recipe", "model", "seed", "reply tokens", "seconds", "command"]
-    rows = [
-        [
-            f"{LOCAL} {run.link}" if run.local else run.link,
-            _text(row["benchmark"]),
-            row["metric"],
-            _interval(row),
-            f"{_number(row['n'])} × {_number(row['k'])}",
-            _memory(row),
-            f"{_number(row['bits'])} ({_number(row['effective_bits'], 2)})",
-            *(_text(row[column]) for column in ("scheme", "recipe", "model")),
-            _number(row["seed"]),
-            _number(row["reply_tokens"], 1),
-            _number(row["wall_s"]),
-            f"`{row['command']}`",
-        ]
-        for _, row in df.iterrows()
-        for run in [runs[row["run_id"]]]
-    ]
-    return table(header, rows, tall=True) if rows else NOTHING
-
-
 def scores(df: pd.DataFrame, runs: dict[str, Run], study: str) -> str:
     """One row an evaluated model of a study: its accuracy over the whole task, and what it weighs."""
     rows = df[(df["study"] == study) & (df["metric"] == "accuracy") & (df["benchmark"] == df["task"])]
@@ -150,15 +124,15 @@ def scores(df: pd.DataFrame, runs: dict[str, Run], study: str) -> str:
     ]
     lines = [
         [
-            *(_text(row[column]) for column in ("model", "recipe", "scheme")),
+            *(text(row[column]) for column in ("model", "recipe", "scheme")),
             f"{{doc}}`{row['task']} </{page}>`" if (page := runs[row["run_id"]].page) else row["task"],
-            _interval(row),
-            _number(row["n"]),
-            _number(row["reply_tokens"], 1),
-            _memory(row),
-            _number(row["effective_bits"], 2),
-            _number(row["params"]),
-            _number(row["seed"]),
+            interval(row),
+            number(row["n"]),
+            number(row["reply_tokens"], 1),
+            memory_shown(row),
+            number(row["effective_bits"], 2),
+            number(row["params"]),
+            number(row["seed"]),
         ]
         for _, row in rows.iterrows()
     ]
@@ -217,6 +191,10 @@ def header(run: Run, files: Sequence[str]) -> str:
         f"```bash\n{result.command}\n```",
         "",
     ]
+    known = (
+        f"{result.study}/{result.name}" if result.name and result.study != "shipped" else result.name or result.run_id
+    )
+    lines.append(f"`lowbit show {known}` prints its parameters, metrics and memory.")
     if result.parents:
         lines.append("Its parents: " + ", ".join(f"`{parent}`" for parent in result.parents) + ".")
     if files:
@@ -268,23 +246,6 @@ def not_run(title: str, command: str) -> str:
     return f"# {title}\n\nThis run is **not published yet**: there is nothing to show.\n\n```bash\n{command}\n```\n"
 
 
-def status_runs(runs: Sequence[Run]) -> str:
-    """One row a run: when, where, how long, from which commit."""
-    if not runs:
-        return NOTHING
-    rows = []
-    for run in runs:
-        result = run.result
-        commit = f"`{result.commit[:10]}`" + (", with uncommitted changes" if result.dirty else "")
-        environment = f"Python {result.versions['python']}, torch {result.versions.get('torch', '–')}"
-        rows.append([run.link, f"{run.wall_s:,.0f}", result.device, environment, commit, result.started[:10]])
-    total = sum(run.wall_s for run in runs)
-    return (
-        table(["run", "seconds", "device", "environment", "commit", "day (UTC)"], rows)
-        + f"\nTogether {total:,.0f} s.\n"
-    )
-
-
 def status_versions(runs: Sequence[Run]) -> str:
     """One row a package; two versions in a row mean that runs of two environments were published together."""
     if not runs:
@@ -324,21 +285,21 @@ def _line(cells: Sequence[Any]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _interval(row: pd.Series) -> str:
+def interval(row: pd.Series) -> str:
     """0.741 [0.702, 0.778]; a metric without an interval shows its value alone."""
     value = f"{row['value']:.3f}"
     return value if pd.isna(row["ci_low"]) else f"{value} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
 
 
-def _memory(row: pd.Series) -> str:
+def memory_shown(row: pd.Series) -> str:
     """A memory that was only counted says so: the weights were rounded, and kept as floating-point numbers."""
     exact = pd.isna(row["packed"]) or row["packed"] or row["bits"] == 16
     return memory(row["memory_bytes"]) + ("" if exact else ", simulated")
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     return "–" if value is None or value == "" or pd.isna(value) else str(value)
 
 
-def _number(value: Any, digits: int = 0) -> str:
+def number(value: Any, digits: int = 0) -> str:
     return "–" if value is None or pd.isna(value) else f"{float(value):,.{digits}f}"
