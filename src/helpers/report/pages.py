@@ -191,9 +191,8 @@ def header(run: Run, files: Sequence[str]) -> str:
         f"```bash\n{result.command}\n```",
         "",
     ]
-    known = (
-        f"{result.study}/{result.name}" if result.name and result.study != "shipped" else result.name or result.run_id
-    )
+    known = f"{result.study}/{result.name}" if result.name and result.study != "local" else result.run_id
+    known = result.name if run.page.startswith("runs/shipped/") else known
     lines.append(f"`lowbit show {known}` prints its parameters, metrics and memory.")
     if result.parents:
         lines.append("Its parents: " + ", ".join(f"`{parent}`" for parent in result.parents) + ".")
