@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urljoin
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from playwright.sync_api import Error, sync_playwright
 
 import synthetic_runs as synthetic
@@ -214,6 +217,20 @@ def test_the_system_can_ask_for_dark_pages(page, served):
     page.emulate_media(color_scheme="dark")
     page.goto(f"{served}intro.html")
     assert background(page) < 60
+
+
+def test_pictures_of_notebooks_have_light_ink_on_dark_pages(page, served):
+    lightness = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"{served}runs/micro/gptq-s-3bit.html")
+        picture = page.locator(".cell_output img").first.screenshot()
+        shades = np.asarray(Image.open(BytesIO(picture)).convert("L"))
+        lightness[scheme] = np.quantile(shades, [0.01, 0.5, 0.99])
+    darkest, ground, _ = lightness["light"]
+    assert darkest < 100 < 200 < ground
+    _, ground, lightest = lightness["dark"]
+    assert ground < 80 < 150 < lightest
 
 
 AT_REST = "document.getAnimations().every(animation => animation.playState !== 'running')"
