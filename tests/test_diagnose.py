@@ -17,6 +17,7 @@ from helpers.execute import execute
 from helpers.models import reading
 from helpers.quant import Scheme, SchemeError
 from helpers.quant.sensitivity import alone, changed_layers
+from helpers.report import figures
 from helpers.sampling import Reply
 
 TOKENIZER = models.build_tokenizer()
@@ -199,6 +200,13 @@ def test_a_reply_that_is_cut_off_parts_where_the_other_goes_on():
     assert parting.partings([whole], [cut], TOKENIZER)[0].place == 2
     assert parting.partings([cut], [whole], TOKENIZER)[0].place == 2
     assert [m.metric for m in parting.parting_metrics(parting.partings([cut], [cut], TOKENIZER), "t")] == ["parted"]
+
+
+def test_replies_that_never_part_are_drawn_as_none():
+    same = [reply("a", "1")] * 3
+    axis = figures.partings(*parting.by_kind(parting.partings(same, same, TOKENIZER)), "t").axes[0]
+    assert axis.get_title("left") == "t; 3 never part"
+    assert not axis.patches
 
 
 def test_replies_to_other_problems_cannot_be_laid_side_by_side():

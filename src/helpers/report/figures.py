@@ -213,16 +213,16 @@ def partings(tokens: Mapping[str, Sequence[int]], never: int, title: str) -> Fig
         figure, axis = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
         rows = {kind: list(places) for kind, places in tokens.items() if places}
         last = max((max(places) for places in rows.values()), default=1)
-        axis.hist(
-            list(rows.values()), bins=np.linspace(0.5, last + 0.5, min(last, 30) + 1), stacked=True, label=list(rows),
-            color=[dict(zip(tokens, (theme.bits[b] for b in (8, 3, 4, 2)), strict=True))[kind] for kind in rows],
-        )  # fmt: skip
+        if rows:  # two models may write the same replies throughout
+            axis.hist(
+                list(rows.values()), bins=np.linspace(0.5, last + 0.5, min(last, 30) + 1), stacked=True, label=list(rows),
+                color=[dict(zip(tokens, (theme.bits[b] for b in (8, 3, 4, 2)), strict=True))[kind] for kind in rows],
+            )  # fmt: skip
+            axis.legend(title="the full model wrote", fontsize=8, title_fontsize=8)
         axis.set(
             xlabel="first token that differs (the first is 1)", ylabel="replies", title=f"{title}; {never} never part"
         )
         axis.yaxis.get_major_locator().set_params(integer=True)
-        if rows:
-            axis.legend(title="the full model wrote", fontsize=8, title_fontsize=8)
     return shown_once(figure)
 
 
