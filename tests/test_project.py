@@ -130,6 +130,15 @@ def test_workflows_run_what_ci_runs_and_publish_the_book():
     assert (book["publish"]["needs"], book["publish"]["if"]) == ("build", "github.ref == 'refs/heads/main'")
 
 
+def test_binder_makes_the_environment_of_the_copies_for_class():
+    environment = yaml.safe_load((ROOT / ".binder" / "environment.yml").read_text())
+    packages = environment["dependencies"][-1]["pip"][-1].removeprefix("-r ")
+    assert (ROOT / ".binder" / packages).resolve() == ROOT / "notebooks" / "class" / "requirements.txt"
+    script = ROOT / ".binder" / "postBuild"
+    assert script.stat().st_mode & 0o100
+    assert "pip install --no-deps --editable ." in script.read_text()
+
+
 def test_make_takes_python_from_the_environment(tmp_path):
     done = run("make", "-n", "install", f"VENV={tmp_path}", env=os.environ | {"PYTHON": "python3.12"})
     assert f"python3.12 -m venv {tmp_path}" in done.stdout
