@@ -14,10 +14,11 @@
 
   // The page itself must not scroll sideways, and nothing may stick out of the screen but inside a box that scrolls.
   const scrolls = node =>
-    node.tagName !== "ARTICLE" && (getComputedStyle(node).overflowX !== "visible" || scrolls(node.parentElement));
+    node.tagName !== "ARTICLE" && (/auto|scroll/.test(getComputedStyle(node).overflowX) || scrolls(node.parentElement));
   if (document.documentElement.scrollWidth > innerWidth) found.wide.push(`the page: ${document.documentElement.scrollWidth}`);
   for (const node of document.querySelectorAll("article *")) {
     const box = node.getBoundingClientRect();
+    if (node.closest("mjx-assistive-mml")) continue; // for screen readers, drawn nowhere
     if (box.width && box.right > innerWidth + 1 && shown(node) && !scrolls(node.parentElement)) found.wide.push(name(node));
   }
 

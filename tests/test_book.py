@@ -170,12 +170,12 @@ def test_run_pages_hide_the_parameters_and_name_the_command(full):
 def test_local_rows_are_marked_and_stay_apart(full):
     soup = BeautifulSoup((full / "results.html").read_text(), "html.parser")
     scores, published, *local = soup.select(".table-scroll")
-    assert published.parent.summary.text == "micro: 19 runs, 60 rows"
+    assert published.parent.summary.text == "micro: 20 runs, 60 rows"
     assert len(scores.select("tbody tr")) == 20
     assert not scores.select(".local-tag")
     assert not published.select(".local-tag")
     assert len(published.select("tbody tr")) == 60
-    assert [group.parent.summary.text for group in local] == ["micro: 19 runs, 60 rows", "local: 2 runs, 6 rows"]
+    assert [group.parent.summary.text for group in local] == ["micro: 20 runs, 60 rows", "local: 2 runs, 6 rows"]
     rows = [row for group in local for row in group.select("tbody tr")]
     assert rows
     assert all(row.select(".local-tag") for row in rows)

@@ -1,6 +1,8 @@
 """The files around the code: lock, environments, Makefile, hooks, README."""
 
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -104,6 +106,59 @@ def test_ci_runs_the_tests():
     assert script.stat().st_mode & 0o100
     assert "make test" in script.read_text()
     assert run("bash", "-n", str(script)).returncode == 0
+
+
+def test_workflows_run_what_ci_runs_and_publish_the_book():
+    files = {path.stem: path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+    flows = {name: yaml.safe_load(text) for name, text in files.items()}
+    assert set(flows) == {"test", "book"}
+    for text in files.values():
+        used = re.findall(r"uses: (\S+)", text)
+        assert used
+        assert all(re.fullmatch(r"actions/[a-z-]+@v\d+\.\d+\.\d+", action) for action in used)
+        assert "secrets." not in text
+    test, book = flows["test"]["jobs"]["test"], flows["book"]["jobs"]
+    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PYPROJECT["project"]["requires-python"]).groups()
+    assert test["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(low), int(high))]
+    assert test["env"]["PYTHON"] == "python${{ matrix.python }}"
+    assert test["steps"][-1] == {"run": ".ci/run"}
+    build = book["build"]["steps"]
+    assert {"run": "make book"} in build
+    assert build[-1]["with"] == {"path": "_build/html"}
+    assert all(flow["permissions"] == {"contents": "read"} for flow in flows.values())  # more only where pages are put
+    assert book["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+    assert (book["publish"]["needs"], book["publish"]["if"]) == ("build", "github.ref == 'refs/heads/main'")
+
+
+def test_binder_makes_the_environment_of_the_copies_for_class():
+    environment = yaml.safe_load((ROOT / ".binder" / "environment.yml").read_text())
+    packages = environment["dependencies"][-1]["pip"][-1].removeprefix("-r ")
+    assert (ROOT / ".binder" / packages).resolve() == ROOT / "notebooks" / "class" / "requirements.txt"
+    script = ROOT / ".binder" / "postBuild"
+    assert script.stat().st_mode & 0o100
+    assert "pip install --no-deps --editable ." in script.read_text()
+
+
+def test_make_takes_python_from_the_environment(tmp_path):
+    done = run("make", "-n", "install", f"VENV={tmp_path}", env=os.environ | {"PYTHON": "python3.12"})
+    assert f"python3.12 -m venv {tmp_path}" in done.stdout
+
+
+def test_ci_goes_on_without_a_browser(tmp_path):
+    """With no Chromium and none to be had, CI says so and runs the tests all the same."""
+    folder, tools = tmp_path / "project", tmp_path / "tools"
+    for place in (folder / ".ci", folder / ".venv" / "bin", tools):
+        place.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    makes = {tools / "make": 'echo "make $*"', tools / "apt-get": "exit 100"}
+    makes |= {folder / ".venv" / "bin" / name: "exit 1" for name in ("python", "playwright")}
+    for path, line in makes.items():
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run([folder / ".ci" / "run"], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout.split("\n")) == (0, ["make install", "make test", ""])
+    assert "the tests of the book's pages are skipped" in done.stderr
 
 
 def test_citation_names_this_version():

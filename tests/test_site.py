@@ -6,7 +6,6 @@ finds is kept, and the tests ask about it. A machine without Chromium skips the 
 
 import os
 import re
-import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -14,22 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urljoin
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
+from playwright.sync_api import Error, sync_playwright
 
 import synthetic_runs as synthetic
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from browser import chromium
 
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 BOOK = synthetic.CHECKOUT / "book"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 OTHER_RUNS = ("diagnose/*", "policies/qlora", "speed-cpu/*")  # kinds of runs that are no chapter
-READABLE = 4.5  # contrast of text, WCAG 2.1 AA; of large text
-LARGE = 3.0
 
 pytestmark = pytest.mark.slow
 
@@ -37,22 +36,17 @@ pytestmark = pytest.mark.slow
 LOOK = (BOOK.parent / "tests" / "look.js").read_text()
 
 
-def chromium() -> str | None:
-    """The path of a Chromium: LOWBIT_CHROMIUM, one of the system, or the one that `playwright install chromium` put there."""
-    if path := os.environ.get("LOWBIT_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None):
-        return path
-    with playwright.sync_playwright() as p:
-        return p.chromium.executable_path if Path(p.chromium.executable_path).is_file() else None
-
-
 @pytest.fixture(scope="module")
 def browser():
     path = chromium()
     if path is None:
         pytest.skip("no Chromium here: `playwright install chromium`, or LOWBIT_CHROMIUM=/path/to/one")
-    with playwright.sync_playwright() as p:
+    with sync_playwright() as p:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium has no sandbox for root
-        browser = p.chromium.launch(executable_path=path, args=sandbox)
+        try:
+            browser = p.chromium.launch(executable_path=path, args=sandbox)
+        except Error as error:
+            pytest.skip(f"{path} does not start: {str(error).splitlines()[0]}")
         yield browser
         browser.close()
 
@@ -225,8 +219,24 @@ def test_the_system_can_ask_for_dark_pages(page, served):
     assert background(page) < 60
 
 
+def test_pictures_of_notebooks_have_light_ink_on_dark_pages(page, served):
+    lightness = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"{served}runs/micro/gptq-s-3bit.html")
+        picture = page.locator(".cell_output img").first.screenshot()
+        shades = np.asarray(Image.open(BytesIO(picture)).convert("L"))
+        lightness[scheme] = np.quantile(shades, [0.01, 0.5, 0.99])
+    darkest, ground, _ = lightness["light"]
+    assert darkest < 100 < 200 < ground
+    _, ground, lightest = lightness["dark"]
+    assert ground < 80 < 150 < lightest
+
+
+AT_REST = "document.getAnimations().every(animation => animation.playState !== 'running')"
 FOCUS = """() => {
-  const at = document.activeElement, box = at.getBoundingClientRect(), style = getComputedStyle(at);
+  const at = document.activeElement, style = getComputedStyle(at);
+  const box = (at.offsetHeight ? at : at.firstElementChild ?? at).getBoundingClientRect();
   return {id: at.id, name: at.className, href: at.getAttribute('href') || '', tag: at.tagName,
           seen: box.width > 0 && box.height > 0 && box.bottom > 0 && box.top < innerHeight,
           marked: style.outlineStyle !== 'none' || style.boxShadow !== 'none', main: at.closest('main') !== null}
@@ -238,16 +248,38 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(page, served):
     stops = []
     for _ in range(150):
         page.keyboard.press("Tab")
+        page.wait_for_function(AT_REST)
         stops.append(page.evaluate(FOCUS))
         if stops[-1]["main"] and stops[-1]["tag"] == "A" and "runs/" in stops[-1]["href"]:
             break
     assert stops[0]["href"] == "#main-content"  # the skip link
-    assert stops[0]["seen"]
-    assert [stop for stop in stops if not stop["marked"]] == []
+    assert [stop for stop in stops if not (stop["marked"] and stop["seen"])] == []
     assert any("search" in stop["name"] for stop in stops)
     assert any("theme-switch" in stop["name"] for stop in stops)
     assert any(stop["href"].endswith("speed.html") for stop in stops)  # the table of contents
     assert stops[-1]["main"]
+
+
+def test_what_can_be_clicked_on_a_desk_has_a_name(page, served):
+    page.goto(f"{served}results.html")
+    assert page.evaluate(LOOK)["nameless"] == []
+
+
+def test_a_filter_opens_the_rows_with_its_words(page, address):
+    page.goto(f"{address}results.html")
+    tables = page.locator(".filtered").first
+    box, rows = tables.locator("input"), tables.locator("tbody tr")
+    assert rows.locator("visible=true").count() == 0  # the studies are closed
+    box.fill("GPTQ kd-s-2bit")
+    shown = [row.lower() for row in rows.locator("visible=true").all_text_contents()]
+    assert shown
+    assert all("gptq" in row and "kd-s-2bit" in row for row in shown)
+    assert tables.locator("output").text_content() == f" {len(shown)} of {rows.count()}"
+    box.fill("no such row")
+    assert rows.locator("visible=true").count() == 0
+    box.fill("")
+    assert tables.locator("details:visible").count() == tables.locator("details").count()
+    assert tables.locator("details[open]").count() == 0
 
 
 def test_the_skip_link_leads_to_the_text(page, served):

@@ -19,6 +19,12 @@ document.addEventListener("DOMContentLoaded", () => {
     });
   }
 
+  // An arrow in the table of contents says what it opens.
+  for (const arrow of document.querySelectorAll(".bd-sidebar summary")) {
+    const page = arrow.closest("li")?.querySelector("a")?.textContent.trim();
+    arrow.setAttribute("aria-label", `Pages below ${page}`);
+  }
+
   for (const tables of document.querySelectorAll(".filtered")) addFilter(tables);
 });
 

@@ -163,7 +163,9 @@ def _write_fragments(folder: Path, known: list[Run], own: list[Run]) -> dict[str
     published = [run for run in known if not run.page.startswith("runs/shipped/")]
     df = table.rows([run.result for run in published])
     results = [run.result for run in published]
-    by_id = {run.result.run_id: run for run in known}
+    by_id = {
+        run.result.run_id: run for run in sorted(known, key=lambda run: bool(run.page))
+    }  # of twins, one with a page
     local_df = table.rows([run.result for run in own])
     own_by_id = {run.result.run_id: run for run in own}
     has_figure = (folder / "results" / "pareto.svg").is_file()

@@ -60,6 +60,7 @@ SPEED_CHARTS = {  # of `speed_figures` and `pareto_speed`
         "Speed: median, our engine, the device of the [speed chapter](/speed.md). What lies below the frontier is faded.",
     ),
 }
+MOST_PARENTS = 4  # named in the header of a run's page
 VERSIONS_FIRST = ("python", "torch", "transformers", "trl", "numpy")
 FIGURE = """```{{figure}} /{stem}{suffix}.svg
 :class: only-{mode}
@@ -191,12 +192,13 @@ def header(run: Run, files: Sequence[str]) -> str:
         f"```bash\n{result.command}\n```",
         "",
     ]
-    known = (
-        f"{result.study}/{result.name}" if result.name and result.study != "shipped" else result.name or result.run_id
-    )
+    known = f"{result.study}/{result.name}" if result.name and result.study != "local" else result.run_id
+    known = result.name if run.page.startswith("runs/shipped/") else known
     lines.append(f"`lowbit show {known}` prints its parameters, metrics and memory.")
     if result.parents:
-        lines.append("Its parents: " + ", ".join(f"`{parent}`" for parent in result.parents) + ".")
+        more = len(result.parents) - MOST_PARENTS
+        shown = ", ".join(f"`{parent}`" for parent in result.parents[: None if more < 2 else MOST_PARENTS])
+        lines.append(f"Its parents: {shown}{f' and {more} more' if more > 1 else ''}.")
     if files:
         lines.append("Download: " + ", ".join(f"{{download}}`{file} </{run.page}/{file}>`" for file in files) + ".")
     return "\n".join([*lines, ":::"])
