@@ -43,16 +43,27 @@ def rank() -> int:
     return int(os.environ.get(RANK, 0))
 
 
-def ask(wanted: int, stage: str) -> None:
+def ask(several: int, stage: str) -> None:
     """Have the next run of this stage made by so many processes.
 
     Errors: `UserError` for a stage that cannot use them.
     """
-    if wanted != 1 and stage not in STAGES:
+    if several != 1 and stage not in STAGES:
         raise UserError(
-            f"processes = {wanted} is not allowed for {stage}: only {' and '.join(STAGES)} train in several."
+            f"processes = {several} is not allowed for {stage}: only {' and '.join(STAGES)} train in several."
         )
-    os.environ[COUNT] = str(wanted)
+    os.environ[COUNT] = str(several)
+
+
+def wanted(stage: str) -> int:
+    """How many processes a run of this stage was asked to have.
+
+    Errors: `UserError` where LOWBIT_PROCESSES is no number of processes.
+    """
+    given = os.environ.get(COUNT) or "1"
+    if not (given.isdecimal() and 1 <= int(given) <= MOST):
+        raise UserError(f"processes = {given} is not allowed: it must be a number from 1 to {MOST}.")
+    return int(given) if stage in STAGES else 1
 
 
 def environment(stage: str) -> dict[str, str]:
@@ -60,14 +71,11 @@ def environment(stage: str) -> dict[str, str]:
 
     Errors: `UserError` where LOWBIT_PROCESSES is no number of processes, or there are fewer GPUs.
     """
-    given = os.environ.get(COUNT) or "1"
-    if not (given.isdecimal() and 1 <= int(given) <= MOST):
-        raise UserError(f"processes = {given} is not allowed: it must be a number from 1 to {MOST}.")
-    wanted = int(given) if stage in STAGES else 1
-    told = {COUNT: str(wanted), RANK: "0"}
-    if wanted > 1 and (found := gpus()):
-        if len(found) < wanted:
-            raise UserError(f"{wanted} processes need a GPU each, and {len(found)} of them are visible here.")
+    several = wanted(stage)
+    told = {COUNT: str(several), RANK: "0"}
+    if several > 1 and (found := gpus()):
+        if len(found) < several:
+            raise UserError(f"{several} processes need a GPU each, and {len(found)} of them are visible here.")
         told |= {GPUS: ",".join(found), "CUDA_VISIBLE_DEVICES": found[0]}
     return told
 

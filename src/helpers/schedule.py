@@ -30,7 +30,7 @@ from pathlib import Path
 import yaml
 from filelock import FileLock, Timeout
 
-from helpers import estimate, kernel, project, runs, warm
+from helpers import estimate, kernel, processes, project, runs, warm
 from helpers.errors import UserError
 from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
@@ -161,13 +161,13 @@ def _ahead(planned: list[Job], gib: float) -> dict[str, dict[str, int]]:
         return own + max(map(chain, children[name]), default=0)
 
     def asked(job: Job) -> dict[str, int]:
-        own, gpus = needs[job.name], int(job.stage not in NO_GPU)
+        own, gpus = needs[job.name], 0 if job.stage in NO_GPU else processes.wanted(job.stage)
         hours, held = (own.hours, own.gib) if own else UNKNOWN if gpus else (0, 0)
         return {
             "chain_s": round(chain(job.name)),
             "gpu_mib": round(1024 * ((own.gib if own else 0) + CONTEXT_GIB)),
             "gpus": gpus,
-            "mem_mb": round(1024 * (held + HOST_GIB)),
+            "mem_mb": round(1024 * (held + HOST_GIB) * max(1, gpus)),
             "runtime": round(60 * 3 * hours + SLACK_MIN),
         }
 
@@ -239,23 +239,22 @@ def _snakemake(
     Gives Snakemake's own log. The caller holds the study's lock.
     """
     folder, left = project.runs_dir() / study.name, {job.name for job in missing}
-    here = yaml.safe_load((profile / "config.yaml").read_text()).get("executor", LOCAL) == LOCAL
+    said = yaml.safe_load((profile / "config.yaml").read_text())
+    here = said.get("executor", LOCAL) == LOCAL
     work = folder / ".work"
     _clear(work)
     (work / "done").mkdir(parents=True)
     for job in planned:
         if job.name not in left:
             (work / "done" / job.name).touch()
+    snakefile = shutil.copy(
+        project.root() / "notebooks" / "workflow" / "Snakefile", work
+    )  # as it is now, until all is done
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--snakefile",
-            str(project.root() / "notebooks" / "workflow" / "Snakefile"),
-        ),
+        *(sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)),
         *("--workflow-profile", str(profile), "--directory", str(work), "--cores" if here else "--jobs", str(jobs)),
         *(("--resources", f"gpu_mib={int(1024 * gib)}") if gib and here else ()),
+        *(("--default-storage-prefix", str(work)) if "default-storage-provider" in said else ()),  # for markers
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
@@ -265,6 +264,7 @@ def _snakemake(
         "LOWBIT_PYTHON": sys.executable,
         "XDG_CACHE_HOME": str(work / "cache"),
     }
+    env |= {name: env.get(name, "") for name in ("LOWBIT_DATA", processes.COUNT)}  # which the Snakefile hands on
     env |= {"TMPDIR": str(work)} if here else {}  # a node has a disk of its own
     env |= {"LOWBIT_GPU_MIB": str(int(1024 * gib))} if gib and here else {}
     warmed = here and len(missing) > FEW
