@@ -55,7 +55,8 @@ def test_a_study_runs_through_slurm_and_a_failure_stops_its_descendants_only(far
             "default-resources": {"slurm_partition": "test", "slurm_account": "none", "cpus_per_task": 1},
             "set-resources": {"run": {"mem_mb": 1000, "runtime": 5}},
             "slurm-status-command": "squeue",
-            "slurm-init-seconds-before-status-checks": 4,
+            "slurm-init-seconds-before-status-checks": 2,
+            "seconds-between-status-checks": 2,
             "latency-wait": 5,
         },
     )

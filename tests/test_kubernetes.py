@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -66,7 +67,14 @@ def test_a_study_runs_in_pods_which_get_gpus_memory_and_the_volume(home, tmp_pat
 def test_the_pod_that_starts_a_study_has_the_profiles_image_claim_and_namespace():
     folder = project.PACKAGE.parents[1] / "notebooks" / "workflow" / "profiles" / "kubernetes"
     profile = yaml.safe_load((folder / "config.yaml").read_text())
-    found = {each["kind"]: each for each in yaml.safe_load_all((folder / "study.yaml").read_text())}
+    documents = list(yaml.safe_load_all((folder / "study.yaml").read_text()))
+    from kubernetes.client import ApiClient
+
+    client = ApiClient()
+    for each in documents:  # a field that Kubernetes does not know is gone afterwards, and one that it wants is missed
+        read = client.deserialize(SimpleNamespace(data=json.dumps(each)), f"V1{each['kind']}")
+        assert client.sanitize_for_serialization(read) == each
+    found = {each["kind"]: each for each in documents}
     assert {each["metadata"].get("namespace") for kind, each in found.items() if kind != "Namespace"} == {
         profile["kubernetes-namespace"]
     }
