@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import yaml
 import slurm
 from helpers import estimate, project, runs, schedule, study
 from helpers.study import StudyError
+from machinery import gone, kernel_at_work, published, wait_for
 
 PROFILES = project.PACKAGE.parents[1] / "notebooks" / "workflow" / "profiles"
 STUDY = """
@@ -42,44 +44,77 @@ def profile(folder: Path, name: str, **changes) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())
-@pytest.mark.skipif(
-    not find_spec("snakemake_executor_plugin_slurm"), reason="not installed: Slurm's plugin for Snakemake"
-)
-def test_a_study_runs_through_slurm_and_a_failure_stops_its_descendants_only(far, tmp_path):
+@pytest.fixture(scope="module")
+def there():
+    """The environment of a Slurm."""
+    if why := slurm.missing() or (
+        "" if find_spec("snakemake_executor_plugin_slurm") else "not installed: `make cluster`"
+    ):
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory(prefix="slurm") as folder, slurm.cluster(Path(folder)) as env:
+        yield env
+
+
+def start(there, far, *more: str) -> subprocess.Popen:
+    """The study through the Slurm profile, but for what a Slurm without accounting and a short test need."""
     mine = profile(
-        tmp_path / "mine",
+        far.parent / "mine",
         "slurm",
         **{
             "default-resources": {"slurm_partition": "test", "slurm_account": "none", "cpus_per_task": 1},
-            "set-resources": {"run": {"mem_mb": 1000, "runtime": 5}},
             "slurm-status-command": "squeue",
             "slurm-init-seconds-before-status-checks": 2,
             "seconds-between-status-checks": 2,
             "latency-wait": 5,
         },
     )
-    with tempfile.TemporaryDirectory(prefix="slurm") as folder, slurm.cluster(Path(folder)) as env:
-        command = [sys.executable, "-m", "helpers.cli", "study", "far", "--jobs", "3", "--profile", str(mine)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, cwd=far)
-        log = (far / "runs" / "far" / "logs" / "snakemake.log").read_text()
-        assert "3 ran, 0 were done, 1 failed, 1 not run" in done.stdout, done.stdout + done.stderr + log
-        assert "broken failed:" in done.stdout
-        assert "eval-broken was not run, because broken failed" in done.stdout
-        states, asked = (
-            subprocess.run(
-                ["squeue", "-h", "-t", "all", "-O", what], env=env, capture_output=True, text=True
-            ).stdout.split()
-            for what in ("state", "tres-per-job")
-        )
-        assert states.count("COMPLETED") == 3
-        assert len(states) == 4
-        assert {"gpu:1", "gres:gpu:1"} & set(asked)
-        assert asked.count("N/A") == 1  # the Pareto figure needs none
+    env = {**os.environ, "SLURM_CONF": there["SLURM_CONF"]}
+    command = [sys.executable, "-m", "helpers.cli", "study", "far", "--jobs", "3", "--profile", str(mine), *more]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=far)
+
+
+def told(there, *command: str) -> str:
+    return subprocess.run(command, env=there, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+@pytest.mark.slow
+def test_a_study_runs_through_slurm_and_a_failure_stops_its_descendants_only(far, there):
+    output, _ = start(there, far).communicate(timeout=240)
+    log = (far / "runs" / "far" / "logs" / "snakemake.log").read_text()
+    assert "3 ran, 0 were done, 1 failed, 1 not run" in output, output + log
+    assert "broken failed:" in output
+    assert "eval-broken was not run, because broken failed" in output
     plan = {job["name"]: job for job in json.loads((far / "runs" / "far" / "plan.json").read_text())["jobs"]}
     assert runs.read(runs.done(plan["pareto"]["run_id"])).metrics[0].value == 1
     assert not (far / "runs" / "far" / ".work").exists()
+    kept = {path.parent.name for path in (far / "runs" / "far" / "logs" / "slurm").rglob("*.log")}
+    assert kept == {"broken"}  # Slurm's own logs, of what failed
+    jobs = {}
+    for block in told(there, "scontrol", "show", "job").strip().split("\n\n"):
+        said = dict(word.partition("=")[::2] for word in block.split())
+        jobs[said["Comment"].rpartition("_")[2]] = said
+    assert {name: said["JobState"] for name, said in jobs.items()} == {
+        "base-xs": "COMPLETED", "broken": "FAILED", "eval-base-xs": "COMPLETED", "pareto": "COMPLETED",
+    }  # fmt: skip
+    for name, said in jobs.items():
+        own = plan[name]
+        assert ("gpu:1" in said.get("TresPerJob", "")) == (own["gpus"] == 1) == (name != "pareto")
+        days, _, clock = said["TimeLimit"].rpartition("-")
+        hours, minutes, _ = map(int, clock.split(":"))
+        assert 60 * (24 * int(days or 0) + hours) + minutes == own["runtime"]
+        assert said["MinMemoryNode"] in (f"{own['mem_mb']}M", f"{own['mem_mb'] / 1024:g}G")
+
+
+@pytest.mark.slow
+def test_a_study_that_is_interrupted_cancels_its_jobs(far, there, hold):
+    process = start(there, far, "--only", "base-xs")
+    kernel = kernel_at_work(far)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert "The study far was interrupted; start it again to go on from the finished runs." in output
+    wait_for(lambda: gone(kernel), 40)
+    assert "CANCELLED" in told(there, "squeue", "-h", "-t", "all", "-O", "state")
+    assert not [path for path in published(far) if path.name == "result.json"]
 
 
 @pytest.mark.skipif(not find_spec("snakemake_executor_plugin_kubernetes"), reason="not installed: `make cluster`")

@@ -56,6 +56,7 @@ def test_a_study_runs_in_pods_which_get_gpus_memory_and_the_volume(home, tmp_pat
         assert sorted((each["nvidia.com/gpu"], each["memory"], each["cpu"]) for each in asked) == sorted(
             (str(job["gpus"]), f"{job['mem_mb']}M", "4000m") for job in planned
         )
+        assert {each["ephemeral-storage"] for each in asked} == {"2000M"}
         (pareto,) = (job for job in plan if job["name"] == "pareto")
         assert runs.read(runs.done(pareto["run_id"])).metrics[0].value == 1
         made = len(cluster.specs)
