@@ -191,6 +191,17 @@ def test_the_first_page_leads_on(page, address):
     page.wait_for_url("**/intro.html")
 
 
+def test_pages_can_be_read_without_scripts(browser, address):
+    with browser.new_context(viewport=DESK, java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{address}intro.html")
+        assert page.locator("figure.only-light:visible").count() > 0
+        assert page.locator("figure.only-dark:visible").count() == 0
+        page.goto(f"{address}results.html")
+        page.locator(".filtered summary").first.click()
+        assert page.locator(".filtered tbody tr").first.is_visible()
+
+
 def background(page) -> float:
     """How light the page's ground is, 0 to 255."""
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
