@@ -1,5 +1,6 @@
 # make study    run the micro study and each precision policy once on this machine (about ten minutes on two cores), and the book
 # make test     lint, check the templates and run every test
+# make cluster  install what studies on Slurm or Kubernetes need beside the environment
 # make book     build the book from the published runs and your local ones
 # make crosscheck  our quantizers and exports against other packages, in an environment of their own (a quarter of an hour)
 # make grading  math-verify alone against our grader, on replies made from the benchmarks' answers (LOWBIT_DATA, or the hub)
@@ -16,7 +17,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 PYTHON ?= $(firstword $(foreach p,$(PYTHONS),$(shell $(p) -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $(p))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install study test book crosscheck grading clean
+.PHONY: help install study test book cluster crosscheck grading clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
@@ -47,6 +48,9 @@ test: $(STAMP)
 
 book: $(STAMP)
 	$(BIN)/lowbit book
+
+cluster: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cluster.lock
 
 CROSS := .venv-crosscheck
 CROSS_FILES := $(addprefix tests/crosscheck/,install.sh requirements.txt requirements-source.txt)

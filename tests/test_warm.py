@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,7 @@ run.finish(model={
 
 
 def start(log):
-    return warm.server({**os.environ, **settings()}, log)
+    return warm.server({**os.environ, **settings()}, log, Path(log.name).with_name("link"))
 
 
 @pytest.fixture(scope="module")

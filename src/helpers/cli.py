@@ -70,13 +70,16 @@ def study(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only runs of such names, and what they need; may be repeated."),
     ] = None,
+    profile: Annotated[
+        str, typer.Option(help="Where jobs run: local, slurm, kubernetes, or a folder with a config.yaml of yours.")
+    ] = "local",
 ) -> None:
     """Run what is missing of studies, one after another."""
     from helpers.schedule import run_study
 
     if gpu_gib == float("inf"):
         raise UserError("--gpu-gib inf is not allowed: give the memory of a GPU in GiB, or 0 for the one here.")
-    if not all([run_study(name, jobs, dry_run, smoke, gpu_gib, only or ()) for name in names]):
+    if not all([run_study(name, jobs, dry_run, smoke, gpu_gib, only or (), profile) for name in names]):
         raise typer.Exit(1)
 
 

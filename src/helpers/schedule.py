@@ -6,6 +6,10 @@ there before it starts. So it runs what is missing, stops only the descendants o
 run nor be confused by what a killed predecessor left. Whether a run is there is decided by its `result.json` alone.
 
 Where more than a few runs are missing, their kernels are forked from one process that has imported the packages: `warm`.
+
+A profile is a folder with Snakemake's own settings, under `notebooks/workflow/profiles/` or the user's. `local` runs jobs here.
+With any other, Snakemake hands them to a cluster whose nodes see this checkout, its Python and `runs/` at the same paths;
+each asks for the time and memory that its estimate says.
 """
 
 import fnmatch
@@ -23,6 +27,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+import yaml
 from filelock import FileLock, Timeout
 
 from helpers import estimate, kernel, project, runs, warm
@@ -30,22 +35,31 @@ from helpers.errors import UserError
 from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
 from helpers.smoke import distinct, prepare
+from helpers.staging import SOCKETS
 from helpers.study import Job, Study, StudyError, load, plan
 
-FAILED = "failed"
+FAILED, LOCAL = "failed", "local"
 CONTEXT_GIB = 0.7  # of a GPU's memory, that a process has before its first number
+HOST_GIB = 8  # of a node's memory, beside what the estimate says of the GPU's: it loads and saves the same model
+SLACK_MIN = 30  # minutes; an estimate is good for an order of magnitude, so three times its hours are asked for as well
+UNKNOWN = 4.0, 64.0  # hours and GiB of a GPU, for a run that cannot be estimated
+NO_GPU = ("pareto",)  # stages
 FEW = 3  # missing runs that are not worth a server of kernels
 
 
 def run_study(
-    name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0, only: Sequence[str] = ()
-) -> bool:
+    name: str, jobs: int = 2, dry_run: bool = False, smoke: bool = False, gpu_gib: float = 0, only: Sequence[str] = (),
+    profile: str = LOCAL,
+) -> bool:  # fmt: skip
     """Run what is missing of a study, or of its smoke variant; prints a summary, and says whether all of it is there.
 
     With `only`, patterns of names such as `*-s-seed0`, that of these runs and of those that they are made from. Says first which
     runs are estimated not to fit a GPU of `gpu_gib` (0: the one that is here, if any). A dry run prints all runs with their GPU
-    hours and memory, and takes an H200 where there is no GPU.
+    hours and memory, and takes an H200 where there is no GPU. `profile` is the name of one or a folder.
+
+    Errors: `StudyError` for a study or profile that is unknown or wrong, `FailedRun` where it was interrupted.
     """
+    chosen = _profile(profile)
     if dry_run:  # a smoke variant's models and data are gone again afterwards
         with tempfile.TemporaryDirectory() as spare:
             study, planned, _ = _planned(name, Path(spare) if smoke else None)
@@ -70,7 +84,7 @@ def run_study(
         status = folder / "logs"
         for job in wanted:
             (status / f"{job.name}.json").unlink(missing_ok=True)
-        log = _snakemake(study, planned, missing, jobs, env, gib) if missing else None
+        log = _snakemake(study, planned, missing, jobs, env, gib, chosen) if missing else None
         return _summary(study, wanted, missing, status, time.perf_counter() - began, log)
 
 
@@ -132,7 +146,8 @@ def _too_large(missing: list[Job], needs: dict[str, estimate.Estimate | None], g
 
 def _ahead(planned: list[Job], gib: float) -> dict[str, dict[str, int]]:
     """For each job, what Snakemake chooses by: `chain_s`, the seconds of the longest chain that begins with it, since the last
-    runs of a study wait for the longest one; and `gpu_mib`, the memory it takes. Both by estimate, for a GPU of `gib`.
+    runs of a study wait for the longest one; and `gpu_mib`, the memory it takes. For a cluster: `gpus`, the node's memory
+    `mem_mb` and the minutes `runtime` that it asks for. All by estimate, for a GPU of `gib`.
     """
     needs = estimate.of_study(planned, gib)
     children: dict[str, list[str]] = {job.name: [] for job in planned}
@@ -145,8 +160,30 @@ def _ahead(planned: list[Job], gib: float) -> dict[str, dict[str, int]]:
         own = needs[name].hours * 3600 if needs[name] else estimate.START
         return own + max(map(chain, children[name]), default=0)
 
-    held = {name: (own.gib if own else 0) + CONTEXT_GIB for name, own in needs.items()}
-    return {name: {"chain_s": round(chain(name)), "gpu_mib": round(1024 * held[name])} for name in held}
+    def asked(job: Job) -> dict[str, int]:
+        own, gpus = needs[job.name], int(job.stage not in NO_GPU)
+        hours, held = (own.hours, own.gib) if own else UNKNOWN if gpus else (0, 0)
+        return {
+            "chain_s": round(chain(job.name)),
+            "gpu_mib": round(1024 * ((own.gib if own else 0) + CONTEXT_GIB)),
+            "gpus": gpus,
+            "mem_mb": round(1024 * (held + HOST_GIB)),
+            "runtime": round(60 * 3 * hours + SLACK_MIN),
+        }
+
+    return {job.name: asked(job) for job in planned}
+
+
+def _profile(given: str) -> Path:
+    """The folder of a profile, by its name or path."""
+    folder = project.root() / "notebooks" / "workflow" / "profiles"
+    known = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
+    found = folder / given if given in known else Path(given).expanduser()
+    if not (found / "config.yaml").is_file():
+        raise StudyError(
+            f"The profile {given} is unknown: choose one of {', '.join(known)}, or a folder with a config.yaml."
+        )
+    return found.resolve()
 
 
 def run_job(plan_file: Path, name: str) -> None:
@@ -188,34 +225,53 @@ def _only_one(study: Study) -> Iterator[None]:
 
 
 def _snakemake(
-    study: Study, planned: list[Job], missing: list[Job], jobs: int, more: dict[str, str], gib: float | None
+    study: Study,
+    planned: list[Job],
+    missing: list[Job],
+    jobs: int,
+    more: dict[str, str],
+    gib: float | None,
+    profile: Path,
 ) -> Path:
-    """Run the missing jobs, with `more` in their environment, side by side as far as they fit a GPU of `gib` together.
+    """Run the missing jobs with `more` in their environment, so many side by side, and on this machine only as far as they fit a
+    GPU of `gib` together.
 
     Gives Snakemake's own log. The caller holds the study's lock.
     """
     folder, left = project.runs_dir() / study.name, {job.name for job in missing}
-    shutil.rmtree(folder / ".work", ignore_errors=True)
+    here = yaml.safe_load((profile / "config.yaml").read_text()).get("executor", LOCAL) == LOCAL
+    work = folder / ".work"
+    _clear(work)
+    (work / "done").mkdir(parents=True)
     for job in planned:
         if job.name not in left:
-            marker = folder / ".work" / "done" / job.name
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-    (folder / ".work").mkdir(exist_ok=True)
-    workflow = project.root() / "notebooks" / "workflow"
+            (work / "done" / job.name).touch()
     command = [
-        *(sys.executable, "-m", "snakemake"),
-        *("--snakefile", str(workflow / "Snakefile"), "--workflow-profile", str(workflow / "profiles" / "local")),
-        *("--directory", str(folder / ".work"), "--cores", str(jobs)),
-        *(("--resources", f"gpu_mib={int(1024 * gib)}") if gib else ()),
+        *(
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--snakefile",
+            str(project.root() / "notebooks" / "workflow" / "Snakefile"),
+        ),
+        *("--workflow-profile", str(profile), "--directory", str(work), "--cores" if here else "--jobs", str(jobs)),
+        *(("--resources", f"gpu_mib={int(1024 * gib)}") if gib and here else ()),
     ]
     log = folder / "logs" / "snakemake.log"
     log.parent.mkdir(exist_ok=True)
     env = {**os.environ, **more, "LOWBIT_HOME": str(project.root()), "LOWBIT_RUNS": str(project.runs_dir())}
-    env |= {"LOWBIT_PLAN": str(folder / "plan.json"), "LOWBIT_PYTHON": sys.executable}
-    env |= {"LOWBIT_GPU_MIB": str(int(1024 * gib))} if gib else {}
-    env |= {"XDG_CACHE_HOME": str(folder / ".work" / "cache"), "TMPDIR": str(folder / ".work")}
-    with log.open("w") as out, warm.server(env | settings(), out) if len(missing) > FEW else nullcontext(env) as env:
+    env |= {
+        "LOWBIT_PLAN": str(folder / "plan.json"),
+        "LOWBIT_PYTHON": sys.executable,
+        "XDG_CACHE_HOME": str(work / "cache"),
+    }
+    env |= {"TMPDIR": str(work)} if here else {}  # a node has a disk of its own
+    env |= {"LOWBIT_GPU_MIB": str(int(1024 * gib))} if gib and here else {}
+    warmed = here and len(missing) > FEW
+    with (
+        log.open("w") as out,
+        warm.server(env | settings(), out, work / SOCKETS) if warmed else nullcontext(env) as env,
+    ):
         process = subprocess.Popen(  # a session of its own, so that Ctrl-C reaches the jobs once, through us
             command, stderr=out, stdin=subprocess.DEVNULL, cwd=project.root(), env=env, start_new_session=True,
             preexec_fn=kernel.die_with_parent,
@@ -230,8 +286,15 @@ def _snakemake(
         finally:
             if process.poll() is None:
                 _stop(process)
-            shutil.rmtree(folder / ".work", ignore_errors=True)
+            _clear(work)
     return log
+
+
+def _clear(work: Path) -> None:
+    """Remove a study's working folder, and what its server of kernels left elsewhere when it was killed."""
+    if (work / SOCKETS).is_symlink():
+        shutil.rmtree((work / SOCKETS).readlink(), ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _stop(process: subprocess.Popen, patience_s: float = 15) -> None:

@@ -30,6 +30,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from helpers import kernel
@@ -45,9 +46,12 @@ WITH_BITSANDBYTES = ["bitsandbytes", "peft", "datasets", "transformers.trainer",
 
 
 @contextmanager
-def server(env: dict[str, str], log: TextIO) -> Iterator[dict[str, str]]:
-    """Run a server; gives `env`, the environment of the kernels, with the server's address."""
+def server(env: dict[str, str], log: TextIO, link: Path) -> Iterator[dict[str, str]]:
+    """Run a server; gives `env`, the environment of the kernels, with the server's address. While it runs, `link` leads to the
+    folder of its socket, so that whoever comes after a killed process can remove it.
+    """
     folder = kernel.socket_folder()
+    link.symlink_to(folder)
     address = str(folder / "warm")
     command = [sys.executable, "-P", "-m", "helpers.warm", address]
     process = subprocess.Popen(
@@ -60,6 +64,7 @@ def server(env: dict[str, str], log: TextIO) -> Iterator[dict[str, str]]:
         process.kill()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+        link.unlink(missing_ok=True)
 
 
 def serve(address: str) -> tuple[dict[str, Any], list[int]]:
