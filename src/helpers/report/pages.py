@@ -60,6 +60,10 @@ SPEED_CHARTS = {  # of `speed_figures` and `pareto_speed`
         "Speed: median, our engine, the device of the [speed chapter](/speed.md). What lies below the frontier is faded.",
     ),
 }
+STUDIES = {  # what is no study, but listed like one
+    "shipped": ("Base models that ship", "`lowbit run base` trains one."),
+    "local": ("Runs of your own", "No study asked for them."),
+}
 MOST_PARENTS = 4  # named in the header of a run's page
 VERSIONS_FIRST = ("python", "torch", "transformers", "trl", "numpy")
 FIGURE = """```{{figure}} /{stem}{suffix}.svg
@@ -241,6 +245,13 @@ def _drawn(source: str) -> str:
         return " ".join((getattr(figures, call[1], None).__doc__ or "").split())
     first = source.lstrip().partition("\n")[0]
     return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def runs_of(study: str, runs: Sequence[Run]) -> str:
+    """The page that lists the runs of a study."""
+    title, text = STUDIES.get(study, (f"Runs of {study}", f"`lowbit study {study}` makes them."))
+    rows = [[run.link, run.result.stage, f"{run.wall_s:,.0f}", f"`{run.result.command}`"] for run in runs]
+    return f"# {title}\n\n{text}\n\n" + table(["run", "stage", "seconds", "command"], rows)
 
 
 def not_run(title: str, command: str) -> str:
