@@ -212,6 +212,18 @@ def test_every_row_has_the_command_that_makes_it(real):
 
 
 @pytest.mark.slow
+def test_the_runs_of_a_study_are_listed_on_its_page(full):
+    soup = BeautifulSoup((full / "runs" / "micro.html").read_text(), "html.parser")
+    rows = [row.a["href"] for row in soup.select(".table-scroll tbody tr")]
+    pages_of_runs = {str(path.relative_to(full / "runs")) for path in (full / "runs" / "micro").glob("*.html")}
+    toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
+    chapters = {f"{c['file'].removeprefix('runs/')}.html" for part in toc["parts"] for c in part["chapters"]}
+    assert set(rows) == pages_of_runs - chapters
+    assert "lowbit study micro" in text(full, "runs/micro")
+    assert "No study asked for them" in text(full, "local/local")
+
+
+@pytest.mark.slow
 def test_the_page_of_a_run_says_what_lowbit_show_says(real, capsys):
     from helpers.cli import app
 
