@@ -117,6 +117,19 @@ def test_no_page_shows_an_error_or_an_open_substitution(html):
 
 
 @pytest.mark.slow
+def test_what_a_model_wrote_is_text_in_every_page(full):
+    pages = [(path, soup) for path, soup in soups(full) if "alert(1)" in path.read_text()]
+    assert len(pages) >= 2  # the run's own page, and those with its row
+    for path, soup in pages:
+        for tag in article(soup).find_all(True):
+            assert tag.name not in ("iframe", "object", "embed"), path.name
+            assert not [name for name in tag.attrs if name.startswith("on")], path.name
+            assert not str(tag.get("href", "")).strip().lower().startswith("javascript:"), path.name
+            assert tag.name != "script" or "alert(1)" not in tag.get_text(), path.name
+        assert "<script>alert(1)</script>" in article(soup).get_text(), path.name
+
+
+@pytest.mark.slow
 def test_every_page_of_the_table_of_contents_is_there(html):
     toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
     for chapter in [{"file": toc["root"]}, *(c for part in toc["parts"] for c in part["chapters"])]:
@@ -196,6 +209,18 @@ def test_every_row_has_the_command_that_makes_it(real):
     shown = table.rows([result for result in found.values() if result.run_id in paged])
     assert [row.select("td")[-1].get_text() for row in rows] == list(shown["command"])
     assert len(rows) > 900
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_study_are_listed_on_its_page(full):
+    soup = BeautifulSoup((full / "runs" / "micro.html").read_text(), "html.parser")
+    rows = [row.a["href"] for row in soup.select(".table-scroll tbody tr")]
+    pages_of_runs = {str(path.relative_to(full / "runs")) for path in (full / "runs" / "micro").glob("*.html")}
+    toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
+    chapters = {f"{c['file'].removeprefix('runs/')}.html" for part in toc["parts"] for c in part["chapters"]}
+    assert set(rows) == pages_of_runs - chapters
+    assert "lowbit study micro" in text(full, "runs/micro")
+    assert "No study asked for them" in text(full, "local/local")
 
 
 @pytest.mark.slow

@@ -134,9 +134,21 @@ def _write_run_pages(folder: Path, toc: dict, shown: dict[str, Run], own: list[R
     for run in [*shown.values(), *new]:
         _write_run_page(folder, run, label="" if run.page in listed else run.label)
     for parent, below in (("results", shown.values()), ("local", new)):
-        sections = [{"file": run.page, "title": run.label} for run in below if run.page not in listed]
-        if sections:
+        if sections := _by_study(folder, [run for run in below if run.page not in listed]):
             next(chapter for chapter in chapters if chapter["file"] == parent)["sections"] = sections
+
+
+def _by_study(folder: Path, found: list[Run]) -> list[dict]:
+    """Entries of the table of contents: a page for each study, which lists its runs, with their pages below it."""
+    studies: dict[str, list[Run]] = {}
+    for run in found:
+        studies.setdefault(run.page.rpartition("/")[0], []).append(run)
+    for page, own in studies.items():
+        (folder / f"{page}.md").write_text(pages.runs_of(page.rpartition("/")[2], own))
+    return [
+        {"file": page, "sections": [{"file": run.page, "title": run.label} for run in own]}
+        for page, own in studies.items()
+    ]
 
 
 def _write_run_page(folder: Path, run: Run, label: str) -> None:
