@@ -152,12 +152,8 @@ class Trial:
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, number)
-        if (
-            number == signal.SIGKILL or target != "kernel"
-        ):  # a kernel may take another signal for the interruption of a cell
-            left = self._survivors(victim.pid, below)
-        else:
-            left = 0
+        dies = number == signal.SIGKILL or target != "kernel"  # a kernel may take it for the interruption of a cell
+        left = self._survivors(victim.pid, below) if dies else 0
         self.kills.append(
             {
                 "target": target,
