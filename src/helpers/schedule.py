@@ -247,9 +247,7 @@ def _snakemake(
     for job in planned:
         if job.name not in left:
             (work / "done" / job.name).touch()
-    snakefile = shutil.copy(
-        project.root() / "notebooks" / "workflow" / "Snakefile", work
-    )  # as it is now, until all is done
+    snakefile = shutil.copy(project.root() / "notebooks" / "workflow" / "Snakefile", work)  # as it is now, to the end
     command = [
         *(sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)),
         *("--workflow-profile", str(profile), "--directory", str(work), "--cores" if here else "--jobs", str(jobs)),
