@@ -47,6 +47,7 @@ def made_up(home: Path, patch: pytest.MonkeyPatch) -> None:
         path / "result.json",
         result.model_copy(update={"files": records.hash_files(path)}).model_dump(mode="json"),
     )
+    synthetic.evil(home)
     with (home / "CITATION.cff").open("a") as file:
         file.write(f"repository-code: {REPOSITORY}\n")
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from helpers import records
@@ -16,6 +17,10 @@ from helpers.records import Memory, Metric, Result
 CHECKOUT = Path(__file__).parents[1]
 PIXEL = (  # a PNG of one pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+EVIL = (  # what a model might write, and what might stand in a record
+    "<script>alert(1)</script><img src=x onerror=alert(1)> </pre></div> $x^2$ \\(y\\) {{ base_s }} {cite}`none` [a](javascript:alert(1)) "
+    "`` ``` | ::: {raw} html"
 )
 SIZES = {"xs": 150_016, "s": 790_272}
 ACCURACY = {
@@ -98,6 +103,22 @@ def run(home, name, stage, size, method, bits, value=None, study="micro", notebo
     )
     records.write_json(folder / "result.json", result.model_dump(mode="json"))
     return {"name": name, "stage": stage, "run_id": run_id, "parents": []}
+
+
+def evil(home: Path) -> None:
+    """A local run whose reply, name and command would act in a page that did not take them for text."""
+    notebook = executed(home, "evil")
+    notebook.cells[-1].outputs = [new_output("stream", name="stdout", text=f"{EVIL}\n")]
+    table = pd.DataFrame({"reply": [EVIL]})
+    notebook.cells[-1].outputs.append(
+        new_output("execute_result", {"text/html": table._repr_html_(), "text/plain": str(table)}, execution_count=3)
+    )
+    made = run(home, "evil", "eval", "s", "rtn", 4, 0.5, study="local", notebook=notebook)
+    path = home / "runs" / "local" / "eval" / made["run_id"] / "result.json"
+    content = json.loads(path.read_text())
+    content["command"] = f"lowbit run eval -p x='{EVIL}'"
+    content["model"] |= {"name": EVIL, "recipe": EVIL}
+    records.write_json(path, content)
 
 
 def _model(size: str, method: str, bits: int) -> dict:

@@ -117,6 +117,19 @@ def test_no_page_shows_an_error_or_an_open_substitution(html):
 
 
 @pytest.mark.slow
+def test_what_a_model_wrote_is_text_in_every_page(full):
+    pages = [(path, soup) for path, soup in soups(full) if "alert(1)" in path.read_text()]
+    assert len(pages) >= 2  # the run's own page, and those with its row
+    for path, soup in pages:
+        for tag in article(soup).find_all(True):
+            assert tag.name not in ("iframe", "object", "embed"), path.name
+            assert not [name for name in tag.attrs if name.startswith("on")], path.name
+            assert not str(tag.get("href", "")).strip().lower().startswith("javascript:"), path.name
+            assert tag.name != "script" or "alert(1)" not in tag.get_text(), path.name
+        assert "<script>alert(1)</script>" in article(soup).get_text(), path.name
+
+
+@pytest.mark.slow
 def test_every_page_of_the_table_of_contents_is_there(html):
     toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
     for chapter in [{"file": toc["root"]}, *(c for part in toc["parts"] for c in part["chapters"])]:

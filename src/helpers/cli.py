@@ -26,16 +26,18 @@ Params = Annotated[
 
 
 @app.command()
-def check() -> None:
-    """Check versions, stage templates, studies and disk space."""
-    from helpers import checks
+def check(
+    runs: Annotated[bool, typer.Option("--runs", help="Check every run instead: files, schema, id, parents.")] = False,
+) -> None:
+    """Check versions, stage templates, studies and disk space, or all runs."""
+    from helpers import checks, integrity
 
-    problems = checks.problems()
+    number, problems = integrity.broken() if runs else (0, checks.problems())
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
         raise typer.Exit(1)
-    print("All is well.")
+    print(f"All is well with {number:,} runs." if runs else "All is well.")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from helpers.project import PACKAGE, template
 
 MACHINERY = {
     *("errors", "project", "params", "values", "records", "identity", "lookup", "staging", "runs", "kernel", "execute"),
-    *("processes", "warm", "study", "smoke", "estimate", "schedule", "checks", "cli"),
+    *("processes", "warm", "study", "smoke", "estimate", "schedule", "checks", "integrity", "cli"),
     *("report.figures", "report.style"),  # the pictures beside a run; what report.pareto draws is a run's result
 }
 SINGLE = ("parent", "teacher")  # parameters that name one other run
@@ -27,10 +27,15 @@ PARENTS = (*SINGLE, "parents")
 
 def run_id(stage: str, parameters: dict[str, Any], parents: list[str], code: str) -> str:
     """The id of a run; `parents` are the ids of its parents."""
-    own = {name: value for name, value in parameters.items() if name not in PARENTS}
-    digits = _hash(json.dumps([stage, own, parents, code], sort_keys=True))[:10]
+    digits = digest(stage, parameters, parents, code)
     slug = _slug(params.changed(params.template(template(stage)), parameters))
     return "-".join(part for part in (stage, slug, digits) if part)
+
+
+def digest(stage: str, parameters: dict[str, Any], parents: list[str], code: str) -> str:
+    """The end of a run id: what the run is made from."""
+    own = {name: value for name, value in parameters.items() if name not in PARENTS}
+    return _hash(json.dumps([stage, own, parents, code], sort_keys=True))[:10]
 
 
 def _slug(values: dict[str, Any], limit: int = 32) -> str:

@@ -35,7 +35,7 @@ from helpers.errors import UserError
 from helpers.execute import execute, settings
 from helpers.records import FailedRun, Interrupted, disk_errors, ensure_space, write_json
 from helpers.smoke import distinct, prepare
-from helpers.staging import SOCKETS
+from helpers.staging import SOCKETS, remove_linked
 from helpers.study import Job, Study, StudyError, load, plan
 
 FAILED, LOCAL = "failed", "local"
@@ -292,8 +292,7 @@ def _snakemake(
 
 def _clear(work: Path) -> None:
     """Remove a study's working folder, and what its server of kernels left elsewhere when it was killed."""
-    if (work / SOCKETS).is_symlink():
-        shutil.rmtree((work / SOCKETS).readlink(), ignore_errors=True)
+    remove_linked(work / SOCKETS)
     shutil.rmtree(work, ignore_errors=True)
 
 

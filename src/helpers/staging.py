@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from helpers import project
-from helpers.records import Result, disk_errors, hash_files, is_complete, write_json
+from helpers.records import Result, RunError, disk_errors, hash_files, is_complete, write_json
 
 CONTEXT, DRAFT = ".context.json", ".draft.json"  # the runner's own files in a staging folder
+PREFIX = "lowbit-"  # of a folder of sockets
 SOCKETS = ".sockets"  # there while a kernel runs: a link to the folder of its sockets, which need a short path
 
 
@@ -45,12 +47,26 @@ def stage_folder(run_id: str) -> Path:
     """A new staging folder; the caller holds the lock, so what an earlier, killed run of this id left is removed."""
     parent = project.runs_dir() / ".staging"
     for stale in parent.glob(f"{run_id}.*"):
-        if (stale / SOCKETS).is_symlink():
-            shutil.rmtree((stale / SOCKETS).readlink(), ignore_errors=True)
+        remove_linked(stale / SOCKETS)
         shutil.rmtree(stale, ignore_errors=True)
     folder = parent / f"{run_id}.{uuid.uuid4().hex[:8]}"
     folder.mkdir(parents=True)
     return folder
+
+
+def remove_linked(link: Path) -> None:
+    """Remove the folder of sockets that a killed process left. A link that leads to anything else was put there by a notebook."""
+    if (
+        link.is_symlink()
+        and (folder := link.readlink()).name.startswith(PREFIX)
+        and folder.parent in temporary_folders()
+    ):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def temporary_folders() -> set[Path]:
+    """Where folders of sockets may lie."""
+    return {Path(tempfile.gettempdir()), Path("/tmp")}
 
 
 def unfinished_folder(run_id: str) -> Path:
@@ -73,6 +89,8 @@ def session_folder() -> Path:
 def publish_staged(staging: Path, result: Result, replace: bool = False) -> Path:
     """Make a staged run visible: files hashed, result.json last, one rename. A valid run stays unless `replace`."""
     target = project.runs_dir() / result.study / result.stage / result.run_id
+    if links := sorted(path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_symlink()):
+        raise RunError(f"{result.run_id} left a link, {links[0]}: a run is files of its own.")
     with disk_errors(target):
         for name in (CONTEXT, DRAFT):
             (staging / name).unlink(missing_ok=True)

@@ -40,7 +40,9 @@ def load(
         if file := packaged.find(source):
             source, more = str(file.parent), {"gguf_file": file.name}
         else:
-            lowbit.quantized_by(AutoConfig.from_pretrained(source, trust_remote_code=False))
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+            refuse_own_code("config.json", getattr(config, "auto_map", None))
+            lowbit.quantized_by(config)
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype,
@@ -56,6 +58,7 @@ def load(
         if adapter := adapters.named_in(source):
             model = adapters.attach(model, adapter)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **more)
+        refuse_own_code("tokenizer_config.json", tokenizer.init_kwargs.get("auto_map"))
         if more:
             packaged.mark(str(ref), tokenizer)
     except Exception as error:
@@ -83,6 +86,12 @@ def latents(ref: str | Path) -> dict[str, torch.Tensor]:
     found = runs.find(str(ref))
     file = Path(found / "model" if found else ref) / LATENT
     return load_file(file) if file.is_file() else {}
+
+
+def refuse_own_code(file: str, named: dict[str, str] | None) -> None:
+    """Raise `CheckpointError` where a checkpoint names Python code of its own: without it, it may be another model than it was."""
+    if named:
+        raise CheckpointError(f"its {file} names code of its own (auto_map), and code from a checkpoint is never run")
 
 
 def refuse_other_tensors(report: dict[str, Any], ref: str) -> None:

@@ -6,9 +6,11 @@
 - A picture that a cell shows twice is shown once.
 - Paths of this machine become relative ones, and a carriage return leaves only the last state of a progress line.
 
-A notebook with an error or with an output that loads from another host is refused, and never repaired.
+A notebook with an error, with an output that loads from another host or could run code there, or with a secret, is refused, and
+never repaired.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -26,6 +28,16 @@ LOADS = re.compile(
     r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|url\(\s*["']?https?:""",
     re.IGNORECASE,
 )
+ACTIVE = re.compile(  # what could run in a reader's browser
+    r"<\s*(?:script|iframe|object|embed|form|meta|base)\b|<[^>]*\son\w+\s*=|\bjavascript:", re.IGNORECASE
+)
+SECRET = re.compile(
+    r"\b(?:hf_\w{30,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{36,}|sk-[\w-]{32,})"
+)  # tokens as they are commonly written
+SECRETIVE = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE
+)  # names of variables that hold one
+SHOWABLE = ("text/plain", "text/html", "image/png", "image/jpeg", "image/svg+xml")
 NOISE = (  # of tqdm without widgets, of torchao's docstrings, of bitsandbytes on a CPU
     *("IProgress not found", "SyntaxWarning: invalid escape", "Failed to load CPU gemm_4bit_forward"),
 )
@@ -49,11 +61,26 @@ def problem(notebook: nbformat.NotebookNode) -> str | None:
         for output in cell.get("outputs", []):
             if output.output_type == "error":
                 return f"cell {number} ended with {output.ename}: {output.evalue}"
-            if LOADS.search(_text(output.get("data", {}).get("text/html", ""))):
-                return f"an output of cell {number} loads something from another host"
+            data = {kind: value for kind, value in output.get("data", {}).items() if kind not in WIDGETS}
+            if odd := [kind for kind in data if kind not in SHOWABLE]:
+                return f"an output of cell {number} is {odd[0]}, and a page shows text, tables and pictures"
+            for text in (_text(data.get(kind, "")) for kind in ("text/html", "image/svg+xml")):
+                if LOADS.search(text):
+                    return f"an output of cell {number} loads something from another host"
+                if ACTIVE.search(text):
+                    return f"an output of cell {number} would run code in the reader's browser"
         if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
             return f"cell {number} was never executed"
     return None
+
+
+def secret(text: str) -> str | None:
+    """What in a text is a secret of whoever runs this: the name of an environment variable, or how a token begins."""
+    held = {name: value for name, value in os.environ.items() if SECRETIVE.search(name) and len(value) >= 8}
+    if name := next((name for name, value in held.items() if value in text), None):
+        return f"the value of {name}"
+    found = SECRET.search(text)
+    return f"what looks like a token, {found[0][:6]}..." if found else None
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

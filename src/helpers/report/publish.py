@@ -200,9 +200,14 @@ def _checked_notebook(candidate: Candidate) -> nbformat.NotebookNode | None:
             raise PublishError(
                 f"{ref} names {place}, which only this machine has: give its parent as a run, not as a folder."
             )
+    for name in COPIED if candidate.page else COPIED[:1]:
+        if (path / name).is_file() and (told := clean.secret((path / name).read_text())):
+            raise PublishError(f"{ref} cannot be published: its {name} holds {told}.")
     if not candidate.page:
         return None
     notebook = clean.read(path / "run.ipynb")
+    if told := clean.secret(nbformat.writes(notebook)):
+        raise PublishError(f"{ref} cannot be published: its notebook holds {told}.")
     if reason := clean.problem(notebook):
         raise PublishError(f"{ref} cannot be published: {reason}.")
     return clean.clean(notebook)
