@@ -19,7 +19,8 @@ PIXEL = (  # a PNG of one pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 EVIL = (  # what a model might write, and what might stand in a record
-    "<script>alert(1)</script><img src=x onerror=alert(1)> </pre></div> $x^2$ \\(y\\) {{ base_s }} {cite}`none` [a](javascript:alert(1)) "
+    "<script>alert(1)</script><img src=x onerror=alert(1)> </pre></div> $x^2$ \\(y\\) {{ base_s }} {cite}`none` "
+    "[a](javascript:alert(1)) "
     "`` ``` | ::: {raw} html"
 )
 SIZES = {"xs": 150_016, "s": 790_272}
