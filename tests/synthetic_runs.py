@@ -20,8 +20,7 @@ PIXEL = (  # a PNG of one pixel
 )
 EVIL = (  # what a model might write, and what might stand in a record
     "<script>alert(1)</script><img src=x onerror=alert(1)> </pre></div> $x^2$ \\(y\\) {{ base_s }} {cite}`none` "
-    "[a](javascript:alert(1)) "
-    "`` ``` | ::: {raw} html"
+    "[a](javascript:alert(1)) `` ``` | ::: {raw} html"
 )
 SIZES = {"xs": 150_016, "s": 790_272}
 ACCURACY = {

@@ -129,7 +129,7 @@ def scores(df: pd.DataFrame, runs: dict[str, Run], study: str) -> str:
     ]
     lines = [
         [
-            *(text(row[column]) for column in ("model", "recipe", "scheme")),
+            *(shown(row[column]) for column in ("model", "recipe", "scheme")),
             f"{{doc}}`{row['task']} </{page}>`" if (page := runs[row["run_id"]].page) else row["task"],
             interval(row),
             number(row["n"]),
@@ -172,7 +172,7 @@ def source(path: Path, start: str) -> str:
 def pareto_caption(df: pd.DataFrame, study: str | None) -> str:
     """Name the models, n, k, seeds, decoding and what memory counts, all read from the rows."""
     rows = headline(df, study)
-    listed = {c: ", ".join(dict.fromkeys(map(str, rows[c]))) for c in ("benchmark", "model", "n", "k", "seed")}
+    listed = {c: ", ".join(dict.fromkeys(map(shown, rows[c]))) for c in ("benchmark", "model", "n", "k", "seed")}
     greedy = listed["k"] == "1"  # what `accuracy` means; sampled replies are scored as avg@k
     listed["decoding"] = "one greedy reply to each" if greedy else f"k = {listed['k']} sampled replies to each"
     return CAPTION.format(**listed)
@@ -193,7 +193,7 @@ def header(run: Run, files: Sequence[str]) -> str:
         "",
         f"This page is {kind}: run `{result.run_id}`, {run.wall_s:,.0f} s on {result.device}. Make it again with",
         "",
-        f"```bash\n{result.command}\n```",
+        fenced(result.command),
         "",
     ]
     known = f"{result.study}/{result.name}" if result.name and result.study != "local" else result.run_id
@@ -250,7 +250,7 @@ def _drawn(source: str) -> str:
 def runs_of(study: str, runs: Sequence[Run]) -> str:
     """The page that lists the runs of a study."""
     title, text = STUDIES.get(study, (f"Runs of {study}", f"`lowbit study {study}` makes them."))
-    rows = [[run.link, run.result.stage, f"{run.wall_s:,.0f}", f"`{run.result.command}`"] for run in runs]
+    rows = [[run.link, run.result.stage, f"{run.wall_s:,.0f}", inline(run.result.command)] for run in runs]
     return f"# {title}\n\n{text}\n\n" + table(["run", "stage", "seconds", "command"], rows)
 
 
@@ -275,11 +275,11 @@ def local_table(runs: Sequence[Run], published: dict[str, Result]) -> str:
     """Each local run with its first metric, and how it compares with the published run of the same id."""
     rows = []
     for run in runs:
-        first = next((f"{metric.metric} {metric.value:.3f}" for metric in run.result.metrics), "–")
+        first = next((f"{shown(metric.metric)} {metric.value:.3f}" for metric in run.result.metrics), "–")
         twin = published.get(run.result.run_id)
         compared = _compare(run.result, twin) if twin else "not published"
         where = (run.result.study, run.result.stage)
-        rows.append([run.link, *where, first, compared, f"{run.wall_s:,.0f}", f"`{run.result.command}`"])
+        rows.append([run.link, *where, first, compared, f"{run.wall_s:,.0f}", inline(run.result.command)])
     header = ["run", "study", "stage", "first metric", "against the published run of this id", "seconds", "command"]
     return table(header, rows, tall=True)
 
@@ -291,7 +291,7 @@ def _compare(local: Result, published: Result) -> str:
     if ours == theirs:
         return "all metrics equal"
     differ = len(set(ours) ^ set(theirs)) // 2
-    return f"{differ} of {len(theirs)} metrics differ; published: {theirs[0][0]} {theirs[0][2]:.3f}"
+    return f"{differ} of {len(theirs)} metrics differ; published: {shown(theirs[0][0])} {theirs[0][2]:.3f}"
 
 
 def _line(cells: Sequence[Any]) -> str:
@@ -308,6 +308,24 @@ def memory_shown(row: pd.Series) -> str:
     """A memory that was only counted says so: the weights were rounded, and kept as floating-point numbers."""
     exact = pd.isna(row["packed"]) or row["packed"] or row["bits"] == 16
     return memory(row["memory_bytes"]) + ("" if exact else ", simulated")
+
+
+def shown(value: Any) -> str:
+    """A value of a run in Markdown, where it is itself and nothing else: a model's name may hold anything."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text(value))
+
+
+def inline(command: str) -> str:
+    """A text as code in a line, whatever backticks are in it."""
+    ticks = "`" * (max(map(len, re.findall("`+", command)), default=0) + 1)
+    pad = " " if "`" in command else ""
+    return f"{ticks}{pad}{' '.join(command.split())}{pad}{ticks}"
+
+
+def fenced(command: str) -> str:
+    """A command as a block of code, whatever backticks are in it."""
+    ticks = "`" * max(3, max(map(len, re.findall("`+", command)), default=0) + 1)
+    return f"{ticks}bash\n{command}\n{ticks}"
 
 
 def text(value: Any) -> str:
