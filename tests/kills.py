@@ -48,7 +48,7 @@ runs:
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 TARGETS = ["runner", "Snakemake", "job", "kernel"]
 EACH = 7  # kills of a round at most: there are ten runs, and a round is over when all are there
-PATIENCE = 20  # seconds in which the processes of a killed one must end
+PATIENCE = 20  # seconds in which the processes of one that has ended must end too
 
 
 @dataclass
@@ -152,12 +152,8 @@ class Trial:
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, number)
-        began = time.monotonic()
-        dies = number == signal.SIGKILL or target != "kernel"  # a kernel may take an interrupt for that of a cell
-        while dies and any(map(alive, [victim.pid, *below])) and time.monotonic() - began < PATIENCE:
-            self.process.poll()
-            time.sleep(0.05)
-        left = sum(map(alive, [victim.pid, *below])) if dies else 0
+        dies = number == signal.SIGKILL or target != "kernel"  # a kernel may take it for the interruption of a cell
+        left = self._survivors(victim.pid, below) if dies else 0
         self.kills.append(
             {
                 "target": target,
@@ -167,6 +163,17 @@ class Trial:
             }
         )
         return True
+
+    def _survivors(self, victim: int, below: list[int]) -> int:
+        """How many processes are still there some time after the one that they belong to, which may take its own to end."""
+        gone, end = None, time.monotonic() + 10 * PATIENCE
+        while time.monotonic() < end and (gone is None or time.monotonic() < gone + PATIENCE):
+            self.process.poll()
+            gone = gone or (None if alive(victim) else time.monotonic())
+            if gone and not any(map(alive, below)):
+                return 0
+            time.sleep(0.05)
+        return sum(map(alive, [victim, *below]))
 
     def _wait(self, ready: Callable[[], Any], seconds: float = 120) -> Any:
         """What `ready` gives once that is something; None where the study or the time ended before."""
