@@ -84,7 +84,9 @@ def listen(page, home: str) -> list[str]:
     problems: list[str] = []
     page.on("console", lambda m: problems.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-    page.on("requestfailed", lambda request: problems.append(f"failed: {request.url}"))
+    # a picture of the tab that is still on its way when the next page is opened is given up, which is no failure
+    aborted = "net::ERR_ABORTED"
+    page.on("requestfailed", lambda r: problems.append(f"failed: {r.url}") if r.failure != aborted else None)
     page.on("response", lambda r: problems.append(f"{r.status}: {r.url}") if r.status >= 400 else None)
     inside = (home, "data:", "blob:")
     page.on("request", lambda r: None if r.url.startswith(inside) else problems.append(f"elsewhere: {r.url}"))
