@@ -93,7 +93,7 @@ def of_role(found: list[Process], role: str) -> list[Process]:
 
 def names_of(found: list[Process]) -> list[str]:
     """The names of the runs that are at work."""
-    return [process.command[6] for process in found if process.role == "job"]
+    return [process.command[6] for process in found if process.role == "job" and len(process.command) > 6]
 
 
 def alive(pid: int) -> bool:

@@ -122,8 +122,8 @@ def trial(runs: int, rows: int) -> pd.DataFrame:
 
 
 def main(runs: int = 2000, rows: int = 100_000) -> None:
-    found = trial(runs, rows)
-    found.to_csv(project.root() / "book" / "results" / "load.csv", index=False, lineterminator="\n")
+    target = project.root() / "book" / "results" / "load.csv"  # the trial has a project of its own
+    trial(runs, rows).to_csv(target, index=False, lineterminator="\n", float_format="%.3g")
 
 
 if __name__ == "__main__":
