@@ -1,11 +1,19 @@
 """A study whose processes are killed ends as the undisturbed one. `python tests/kills.py` does the same with the real stages."""
 
+import errno
+import shutil
+import sys
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 import kills
-from helpers import project
+from helpers import cli, project, runs
 from helpers.report import reliability
+from machinery import make
 
 STUDY = """
 name: wild
@@ -26,6 +34,31 @@ def test_a_study_that_is_killed_again_and_again_ends_as_the_undisturbed_one(home
     assert set(found["target"]) > {"runner"}
     assert found["rows"].min() >= 7  # rows of five runs, and two models' weights
     assert found[["differences", "left", "litter"]].to_numpy().sum() == 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(home, monkeypatch, capsys):
+    def refuse(self, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(sys, "argv", ["lowbit", "run", "base"])
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code
+    assert capsys.readouterr().err == f"{home / 'runs' / '.locks'} cannot be used: Read-only file system.\n"
+
+
+def test_a_clock_that_jumps_changes_no_id_and_no_duration(home, monkeypatch):
+    ids = set()
+    for year in (2038, 1970):
+        clock = SimpleNamespace(now=lambda zone, year=year: datetime(year, 1, 1, tzinfo=zone))
+        monkeypatch.setattr("helpers.runs.datetime", clock)
+        result = runs.read(make().path)
+        assert result.started.startswith(str(year))
+        assert 0 <= result.timings["wall_s"] < 60
+        ids.add(result.run_id)
+        shutil.rmtree(home / "runs")
+    assert len(ids) == 1
 
 
 @pytest.fixture
