@@ -1,4 +1,4 @@
-"""Kill a study again and again, let it finish, and compare: `python tests/kills.py [KILLS]` writes book/results/faults.csv.
+"""Kill a study again and again, let it finish, and compare: `python tests/kills.py --kills 60` writes book/results/faults.csv.
 
 A small study of all stages that compute is run once undisturbed. Then it is run in rounds: it is started, one of its processes is
 chosen by chance and killed at a random moment, it is started again if that ended it, and so on until all its runs are there.
@@ -190,14 +190,10 @@ class Trial:
 
     def _at_work(self, place: int) -> bool:
         """Whether a run is at work that is this one, or a later one, among those that are not there yet."""
-        left = [
-            name for name, job in self._jobs().items() if not [*self.runs.glob(f"[!.]*/*/{job['run_id']}/result.json")]
-        ]
-        return (
-            bool(set(left[min(place, len(left) - 1) :]) & set(names_of(processes_of(self.process.pid))))
-            if left
-            else False
-        )
+        jobs = self._jobs().items()
+        left = [name for name, job in jobs if not [*self.runs.glob(f"[!.]*/*/{job['run_id']}/result.json")]]
+        later = left[max(0, min(place, len(left) - 1)) :]
+        return bool(set(later) & set(names_of(processes_of(self.process.pid))))
 
     def made(self) -> tuple[list[str], dict[str, str]]:
         """(lines of the results table without times, run and file -> hash of the weights) of the finished study."""

@@ -1,5 +1,5 @@
-"""Many runs: `python tests/load.py [RUNS] [ROWS]` plans and runs a study of tiny notebooks, loads a long results table, and writes
-book/results/load.csv. Some twenty minutes with 2,000 runs on two cores.
+"""Many runs: `python tests/load.py --runs 2000 --rows 100000` plans and runs a study of tiny notebooks, loads a long results
+table, and writes book/results/load.csv. 2,000 runs took two busy cores forty minutes.
 
 The notebooks do next to nothing (`machinery`), so what is measured is ours: planning, Snakemake, a process and a kernel a run.
 Memory is the resident set of the processes that live as long as the study does, read every few seconds from /proc.

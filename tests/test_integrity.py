@@ -37,6 +37,9 @@ DAMAGES = {
         run, parameters=run.context.parameters | {"value": 0.9}
     ),
     "model/model.safetensors has been changed": truncate,
+    "has a notebook that proves nothing: it is no readable notebook": lambda run: (run.path / "run.ipynb").write_text(
+        "{"
+    ),
     "lacks 1 of its 2 files, model/model.safetensors first": lambda run: shutil.rmtree(run.path / "model"),
     "the folder was renamed": lambda run: run.path.rename(run.path.with_name("base-other")),
     "is not a valid result": lambda run: (run.path / "result.json").write_text('{"run_id": '),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helpers import identity, project, records
+from helpers.errors import UserError
 from helpers.records import Result, RunError
 from helpers.report import clean
 
@@ -57,8 +58,15 @@ def _files(folder: Path, result: Result, whole: bool) -> Iterator[str]:
         if name not in lost and file.stat().st_size <= records.LARGE and records.sha256(file) != digest:
             yield f"{where} is not what it was: {name} has been changed; {again}."
     page = folder / "run.ipynb" if whole else folder.with_name(f"{folder.name}.ipynb")
-    if page.is_file() and (reason := clean.problem(clean.read(page))):
+    if page.is_file() and (reason := _unproven(page)):
         yield f"{where} has a notebook that proves nothing: {reason}."
+
+
+def _unproven(page: Path) -> str | None:
+    try:
+        return clean.problem(clean.read(page))
+    except UserError:
+        return "it is no readable notebook"
 
 
 def _identity(folder: Path, result: Result) -> Iterator[str]:

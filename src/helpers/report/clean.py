@@ -31,12 +31,9 @@ LOADS = re.compile(
 ACTIVE = re.compile(  # what could run in a reader's browser
     r"<\s*(?:script|iframe|object|embed|form|meta|base)\b|<[^>]*\son\w+\s*=|\bjavascript:", re.IGNORECASE
 )
-SECRET = re.compile(
-    r"\b(?:hf_\w{30,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{36,}|sk-[\w-]{32,})"
-)  # tokens as they are commonly written
-SECRETIVE = re.compile(
-    r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE
-)  # names of variables that hold one
+# Tokens as they are commonly written, and the names of variables that hold one
+SECRET = re.compile(r"\b(?:hf_\w{30,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{36,}|sk-[\w-]{32,})")
+SECRETIVE = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
 SHOWABLE = ("text/plain", "text/html", "image/png", "image/jpeg", "image/svg+xml")
 NOISE = (  # of tqdm without widgets, of torchao's docstrings, of bitsandbytes on a CPU
     *("IProgress not found", "SyntaxWarning: invalid escape", "Failed to load CPU gemm_4bit_forward"),
