@@ -173,6 +173,10 @@ def test_an_unknown_profile_is_one_sentence_before_anything_starts(far, tmp_path
         schedule.run_study("far", profile="moon")
     with pytest.raises(StudyError, match="is unknown"):
         schedule.run_study("far", profile=str(tmp_path))
+    for text in ("", "slurm", "executor: [", "- executor"):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(StudyError, match="holds no settings"):
+            schedule.run_study("far", profile=str(tmp_path))
     assert not (far / "runs").exists()
 
 

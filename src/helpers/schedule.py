@@ -26,6 +26,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -183,7 +184,19 @@ def _profile(given: str) -> Path:
         raise StudyError(
             f"The profile {given} is unknown: choose one of {', '.join(known)}, or a folder with a config.yaml."
         )
+    if not isinstance(_settings_of(found), dict):
+        raise StudyError(
+            f"The profile {given} has a config.yaml that holds no settings: write them as `executor: slurm`."
+        )
     return found.resolve()
+
+
+def _settings_of(profile: Path) -> Any:
+    """Snakemake's settings in a profile; None where they are no YAML."""
+    try:
+        return yaml.safe_load((profile / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
 
 
 def run_job(plan_file: Path, name: str) -> None:
@@ -239,7 +252,7 @@ def _snakemake(
     Gives Snakemake's own log. The caller holds the study's lock.
     """
     folder, left = project.runs_dir() / study.name, {job.name for job in missing}
-    said = yaml.safe_load((profile / "config.yaml").read_text())
+    said = _settings_of(profile)
     here = said.get("executor", LOCAL) == LOCAL
     work = folder / ".work"
     _clear(work)
