@@ -18,7 +18,7 @@ def kills(path: Path) -> str:
         stages = own["stages"].fillna("").str.split().explode().value_counts()
         at_work = ", ".join(f"{stage} {count}" for stage, count in stages.sort_index().items())
         lines.append([target, signal, len(own), at_work, own["left"].sum()])
-    header = ["killed", "signal", "kills", "stages at work", "processes that outlived it"]
+    header = ["killed", "signal", "kills", "stages at work", "outlived"]
     return pages.table(header, lines)
 
 
